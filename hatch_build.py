@@ -5,7 +5,7 @@ site-packages such names would clash with those of users, whose own `training/` 
 comes first on the path. A wheel therefore has one top-level package, `barnraise`, with all others
 inside, and every import of ours is written with that prefix when the wheel is built:
 
-    from node.config import NodeConfig      from barnraise.node.config import NodeConfig
+    from node.state.config import NodeConfig      from barnraise.node.config import NodeConfig
     import sim                              import barnraise.sim as sim
     import node.cli                         import barnraise.node.cli, barnraise.node as node
     [..., "-m", "training.trainer_main"]    [..., "-m", "barnraise.training.trainer_main"]

@@ -4,7 +4,7 @@ Importing this package loads nothing: each name does when it is first asked for,
 DiLoCo alone. What type checkers see is in `__init__.pyi`.
 """
 
-from node.clock_check import require_clock
+from node.daemon.clock_check import require_clock
 from node.own_packages import require_own_packages
 from node.python_version import require_python
 
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> object:
 
         return DiLoCo
     if name == "NodeConfig":
-        from node.config import NodeConfig
+        from node.state.config import NodeConfig
 
         return NodeConfig
     if name == "Swarm":

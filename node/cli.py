@@ -44,7 +44,7 @@ def main() -> None:
             using,
         )
         from node.commands.app import EXIT_INTERRUPTED, app, exit_status
-        from node.exit_codes import EXIT_FAILED, command_error
+        from node.processes.exit_codes import EXIT_FAILED, command_error
         from protocol.errors import BarnraiseError
         from sim import commands  # noqa: F401 - it registers `sim`, `local` and `bench`
     try:

@@ -4,7 +4,7 @@
     python -P -m node.network_main --state DIR --join LINK_OR_ADDRESS --attached
 
 It lives as long as its standard input: whoever started it ends it by closing the pipe. `barnraise
-run` and `barnraise join` are network processes themselves (`node.foreground`).
+run` and `barnraise join` are network processes themselves (`node.daemon.foreground`).
 """
 
 import argparse
@@ -15,19 +15,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from node.assembly import Node
-from node.config import DEVICE_DEFAULT, LISTEN_DEFAULT, SECURITIES, NodeConfig
-from node.exit_codes import EXIT_INTERRUPTED, exit_status, user_error
-from node.hooks import NodeHooks, hooks_named
+from node.daemon.assembly import Node
+from node.daemon.running import RunContext, run_node
 from node.peers.departure import Departure
 from node.peers.join_variable import JOIN_VARIABLE, take_from_environment
 from node.peers.joining import join_run, parse_target
 from node.peers.neighbours import look_around, says_so
+from node.plane.hooks import NodeHooks, hooks_named
+from node.processes.exit_codes import EXIT_INTERRUPTED, exit_status, user_error
 from node.processes.interrupts import end_now
 from node.processes.loop import run_loop
 from node.reporting.logs import start_logging
 from node.reporting.trace_file import tracing
-from node.running import RunContext, run_node
+from node.state.config import DEVICE_DEFAULT, LISTEN_DEFAULT, SECURITIES, NodeConfig
 from node.state.folder import MANIFEST_FILE, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state
@@ -213,7 +213,8 @@ async def _obtain(
 
 
 def main(words: Sequence[str] | None = None, hooks: NodeHooks | None = None) -> int:
-    """Entry point; the exit status, see `node.exit_codes`. `words` are those of the command line.
+    """Entry point; the exit status, see `node.processes.exit_codes`. `words` are those of the
+    command line.
 
     `hooks` bend this node; only `sim` has any.
     """

@@ -24,21 +24,15 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from node.config import LISTEN_DEFAULT
-from node.network_child import NOTHING_MORE, NetworkChild
+from node.daemon.network_child import NOTHING_MORE, NetworkChild
 from node.peers.join_variable import JOIN_VARIABLE
 from node.reporting.shown import shown
+from node.state.config import LISTEN_DEFAULT
 from node.state.folder import default_state
 from protocol.errors import ConfigError, TrainerError
+from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
-from training.channel.exchange import (
-    Contribution,
-    Lease,
-    Outcome,
-    RunClock,
-    RunStart,
-    Turn,
-)
+from training.channel.exchange import Contribution, Outcome, RunClock, RunStart, Turn
 from training.channel.frames import Attach, Ready
 from training.channel.manifest_file import read_manifest
 from training.channel.trainer_end import (
@@ -48,7 +42,6 @@ from training.channel.trainer_end import (
     channel_spec,
 )
 from training.data.corpus import lease_samples, open_corpus
-from training.data.leases import lease_size, part_of_lease
 from training.loop.method import steps_of
 
 if TYPE_CHECKING:

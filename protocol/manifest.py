@@ -229,10 +229,11 @@ class AdmissionSpec:
 
     A seat takes some 2^`puzzle_bits` hashes (22: seconds on a laptop, once per identity). Whoever
     is seated after the first round weighs nothing in its first `probation` listed rounds and until
-    its turn comes, then one `ramp`-th more with each listed round (`node.rules.ramp`). More rounds
-    make a wave of fresh identities dearer, and waste more of an honest newcomer's work.
+    its turn comes, then one `ramp`-th more with each listed round (`protocol.rounds.ramp`). More
+    rounds make a wave of fresh identities dearer, and waste more of an honest newcomer's work.
 
-    At most `seats` contribute to a round; where more ask, they take turns (`node.rules.turns`).
+    At most `seats` contribute to a round; where more ask, they take turns
+    (`protocol.rounds.turns`).
     """
 
     puzzle_bits: Annotated[int, Range(0, limits.PUZZLE_BITS_MAX)] = 0
@@ -258,7 +259,8 @@ class AuditSpec:
     fuller, and who bends one segment alone is found later.
 
     Those whose training nobody can run again, for too few voters are of their device class, weigh
-    at most the share `unaudited` of a round together (`node.rules.unaudited`); 1 caps nobody.
+    at most the share `unaudited` of a round together (`protocol.rounds.unaudited`); 1 caps
+    nobody.
     """
 
     rate: Annotated[float, Range(0.0, 1.0)] = 0.0

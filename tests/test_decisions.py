@@ -163,7 +163,7 @@ Why.
 
 ## Decision
 
-What, see `node/core.py` and (0001).
+What, see `protocol/core/node_core.py` and (0001).
 
 ## Consequences
 
@@ -188,7 +188,7 @@ Accepted, 2026-11-28.
         ("Cost.", "", "says nothing under Consequences"),
         ("Accepted, 2026-11-28.", "We like it.", "a status is"),
         ("`barnraise sim run mixed --seed 4`", "believe us", "no command as evidence"),
-        ("node/core.py", "node/no_core.py", "there is no node/no_core.py"),
+        ("protocol/core/node_core.py", "node/no_core.py", "there is no node/no_core.py"),
         ("(0001)", "(9999)", "there is no record 9999"),
         ("(0001)", "[that](no.md)", "the link no.md leads nowhere"),
         ("Accepted, 2026", "Superseded by 9998, 2026", "there is no record 9998"),

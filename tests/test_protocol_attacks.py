@@ -12,9 +12,9 @@ import pytest
 import dht.kademlia.routing
 import dht.reaching.dial_memory
 import dht.reaching.inbound_places
-import node.cells.shard_store
-import node.rules.admission
+import node.holdings.shard_store
 import protocol.evidence
+import protocol.rounds.admission
 from dht.kademlia.kademlia import Kademlia
 from dht.kademlia.keyspace import node_key, topic_key
 from dht.kademlia.messages import FindValue, Values
@@ -23,13 +23,13 @@ from dht.kademlia.routing import Contact, RoutingTable
 from dht.kademlia.storage import StoreBounds
 from dht.reaching.inbound_places import Guest, InboundPlaces
 from node.peers.address_book import KNOWN_MAX, AddressBook
-from node.rules.ramp import weighed
 from protocol import limits
 from protocol.entry_kinds import Accusation
 from protocol.errors import ProofError
 from protocol.evidence import Evidence, decode_evidence, two_messages_evidence
 from protocol.identity import KeyedHashSigner
 from protocol.manifest import NO_ADMISSION
+from protocol.rounds.ramp import weighed
 from protocol.wire import encode
 from tests.dht.kademlia.test_kademlia import KEY, record, store
 from tests.dht.kademlia.test_kademlia import node as keeper_of
@@ -179,7 +179,7 @@ def test_claim_of_a_million_samples_outweighs_everybody_where_leases_bind_nobody
     is_checked, monkeypatch
 ):
     if not is_checked:
-        monkeypatch.setattr(node.rules.admission, "claim_breach", lambda *_, **__: "")
+        monkeypatch.setattr(protocol.rounds.admission, "claim_breach", lambda *_, **__: "")
     script = Script()
     found = faults(script.tell(one.commit("lie", samples=10**6, tokens=10**6)))
     view = script.machine.view
@@ -217,7 +217,7 @@ def test_junk_convicts_the_honest_where_evidence_is_taken_at_its_word(is_checked
 def test_another_slice_to_each_holder_sets_the_honest_against_each_other(is_checked, monkeypatch):
     """Without the check against the COMMIT's root two who sum rightly say different sums."""
     if not is_checked:
-        monkeypatch.setattr(node.cells.shard_store, "check_merkle_proof", lambda *_, **__: None)
+        monkeypatch.setattr(node.holdings.shard_store, "check_merkle_proof", lambda *_, **__: None)
     sender, holders = store_of(), (store_of(), store_of())
     root, _ = contribution(sender, "x")
     items = list(sender.parts(root, [0, 1, 2, 3]))

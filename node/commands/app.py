@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from node.exit_codes import EXIT_INTERRUPTED, exit_status
+from node.processes.exit_codes import EXIT_INTERRUPTED, exit_status
 from node.reporting.json_text import json_text
 
 __all__ = ["EXIT_INTERRUPTED", "app", "exit_status", "print_json"]
@@ -22,7 +22,7 @@ app = typer.Typer(
 
 def _tell_version(is_asked: bool) -> None:
     if is_asked:
-        from node.version import version
+        from node.processes.version import version
         from protocol.manifest import ARITHMETIC_VERSION, WIRE_VERSION
         from training.kernels import arithmetic
 

@@ -12,10 +12,10 @@ from node.commands.app import app, print_json
 from node.commands.options import JsonOption, ManifestOption, RunOption, StateOption, hand_down
 
 if TYPE_CHECKING:
-    from node.rules.credit import LedgerStatement
     from node.using.checkpoint_find import RunOnDisk
     from node.using.ledger import Tell
     from protocol.manifest import RunManifest
+    from protocol.rounds.credit import LedgerStatement
 
 
 credit_app = typer.Typer(

@@ -173,7 +173,7 @@ def run(
     }
     with handling(end_at_once):
         # It loads libp2p, which takes a second.
-        from node.foreground import Start, run_file_in_foreground
+        from node.daemon.foreground import Start, run_file_in_foreground
 
         start = Start(state=_state(state), options=_named(given), is_json=json)
         end_now(run_file_in_foreground(start, file, is_new=new))
@@ -226,7 +226,7 @@ def join(
     }
     with handling(end_at_once):
         # It loads libp2p, which takes a second.
-        from node.foreground import Start, join_in_foreground
+        from node.daemon.foreground import Start, join_in_foreground
         from node.peers.joining import parse_target
         from node.peers.link_input import SHOWN_LINK, STANDARD_INPUT, read_target
 

@@ -93,8 +93,8 @@ def bootstrap(
     """Run a DHT node and relay for any peer, in the foreground until Ctrl+C; it does not train."""
     with handling(end_at_once):
         from dht.reaching.relay_books import RelayLimits
-        from node.bootstrap import LISTEN, bootstrap_in_foreground
-        from node.config import NodeConfig
+        from node.daemon.bootstrap import LISTEN, bootstrap_in_foreground
+        from node.state.config import NodeConfig
         from node.state.folder import default_state
 
         # Not the folder of a node that trains here: one node at a time, each with its own key.
@@ -135,7 +135,7 @@ def runs(
     ] = False,
 ) -> None:
     """List the public runs that can be found from here and how to join them."""
-    from node.bootstrap import look_for_runs
+    from node.daemon.bootstrap import look_for_runs
     from node.state.folder import default_state
 
     found = look_for_runs(

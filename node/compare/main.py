@@ -21,7 +21,7 @@ from node.compare.runs import (
     runs_of,
     step_s_of,
 )
-from node.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
+from node.processes.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from node.processes.json_child import Line, number, run_json_child
 from node.state.folder import write_atomically
 from protocol.errors import ConfigError

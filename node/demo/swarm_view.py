@@ -138,9 +138,16 @@ class SwarmView:
         node = self.nodes[name]
         node.status = "killed"
         self.killing = Killing(
-            name=name, peer=node.peer, round=node.round, attempt=node.attempt, at_s=now_s
+            name=name,
+            peer=node.peer,
+            round=node.round,
+            attempt=node.attempt,
+            at_s=now_s,
         )
-        self._tell(now_s, f"{name} killed while its parts of round {node.round} were on their way")
+        self._tell(
+            now_s,
+            f"{name} killed while its parts of round {node.round} were on their way",
+        )
 
     def fold(self, name: str, event: Event, now_s: float) -> None:
         """Take in one event of a node. What a killed node had still in its pipe counts too."""
@@ -157,7 +164,11 @@ class SwarmView:
                 node.ever_linked.update(event.linked)
                 self._tell_link(node, event, now_s)
             case events.PhaseEntered():
-                node.round, node.phase, node.attempt = event.round, event.phase, event.attempt
+                node.round, node.phase, node.attempt = (
+                    event.round,
+                    event.phase,
+                    event.attempt,
+                )
                 node.status = "training" if node.status == "starting" else node.status
             case events.PartsMoved():
                 self._move_parts(node, event)

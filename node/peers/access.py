@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from node.shared_state.book import SharedState
 from protocol.clock import WallClock
 from protocol.entry_kinds import Admitted, EntryBody, EntryKind, Invitation
 from protocol.errors import DecodeError, ProofError
@@ -28,6 +27,7 @@ from protocol.invitations import (
     roots,
 )
 from protocol.manifest import RunManifest
+from protocol.shared_state.book import SharedState
 
 PENDING_MAX = 64
 """Admissions that wait to be written: as many as there are seats."""

@@ -7,11 +7,11 @@ quorum may need.
 import logging
 from collections.abc import Awaitable, Callable
 
-from node import events as ev
-from node.core import NodeCore
 from node.peers.links import Links
 from node.reporting.trace_file import NodeTrace
 from node.status.board import EventLog
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.errors import RefusedError
 from protocol.evidence import Evidence
 from protocol.identity import PeerId, peer_id_text, short_id

@@ -6,9 +6,9 @@ from math import inf
 
 import trio
 
-from node.core import NodeCore
-from node.hooks import NodeHooks
 from node.peers.links import Links
+from node.plane.hooks import NodeHooks
+from protocol.core.node_core import NodeCore
 from protocol.frames import Frame, encode_frame
 from protocol.identity import PeerId
 

@@ -1,8 +1,8 @@
 """Whether a node that wants to leave is needed for its vote, and who takes that over. Pure."""
 
-from node.core import NodeCore
-from node.rules.roster import may_go
+from protocol.core.node_core import NodeCore
 from protocol.identity import PeerId
+from protocol.rounds.roster import may_go
 
 HAND_OVER_S_MAX = 600.0
 """Nobody waits longer for others to take the vote over: a service is to end some time."""

@@ -8,15 +8,15 @@ from pathlib import Path
 
 from dht.transport.libp2p_host import visiting_host
 from dht.transport.libp2p_transport import TransportConfig, open_transport
-from node.config import PeerAddress, parse_dialable
 from node.peers.invite import LINK_EXAMPLE, LINK_PREFIX, parse_invite
 from node.peers.manifest_fetch import FetchedManifest, fetch_manifest
+from node.peers.two_histories import keep_told
+from node.state.config import PeerAddress, parse_dialable
 from node.state.folder import KNOWN_PEERS_FILE, run_folder
 from node.state.invitations import keep_credential
 from node.state.known_peers import read_known_peers
 from node.state.stored_manifest import store_manifest, stored_manifest
-from node.state.two_histories import keep_told
-from node.state_transfer.origins import NamedSeal
+from protocol.catching_up.origins import NamedSeal
 from protocol.errors import ConfigError, ProofError, RefusedError, SwarmKeyError, UnreachableError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
 from protocol.invitations import Offer, check_credential

@@ -1,6 +1,6 @@
 """How long a node stays behind the last round of its run, for those who still need it. Pure."""
 
-from node.core import NodeCore
+from protocol.core.node_core import NodeCore
 from protocol.identity import PeerId
 from protocol.messages import Kind
 

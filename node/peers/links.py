@@ -21,18 +21,18 @@ from dht.kademlia.records import SignedRecord
 from dht.reaching.circuits import may_be_dialled
 from dht.reaching.dial_memory import DialMemory
 from dht.reaching.scopes import PrivateAddresses, told_in_records, told_to_members
-from node import events as ev
-from node.config import PeerAddress
 from node.peers.access import Access
 from node.peers.address_book import KNOWN_MAX, AddressBook
 from node.peers.announcement import Announcement
-from node.peers.budgets import Budgets, cost_s
 from node.peers.dialling import Dial, DialContext, DialDecider, KnownProgress, Worth
 from node.peers.handshake import shake_hands
 from node.peers.retrying import pause_s
-from node.peers.strikes import Strikes
 from node.peers.twins import TWIN, Twins
+from node.state.config import PeerAddress
+from protocol import events as ev
 from protocol import limits
+from protocol.core.budgets import Budgets, cost_s
+from protocol.core.strikes import Strikes
 from protocol.errors import (
     BarnraiseError,
     DecodeError,

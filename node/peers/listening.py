@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from dht.transport.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
-from node.config import LISTEN_DEFAULT, NodeConfig, parse_peer_address
+from node.state.config import LISTEN_DEFAULT, NodeConfig, parse_peer_address
 from node.state.folder import keep_port, read_port
 from node.state.psk import read_psk
 from protocol.errors import ConfigError

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import trio
 
-from node.config import PeerAddress
 from node.reporting.shown import shown
+from node.state.config import PeerAddress
 from protocol import limits
 from protocol.errors import (
     BarnraiseError,

@@ -15,7 +15,7 @@ from dht.directory import KademliaDirectory
 from dht.kademlia.routing import Contact
 from dht.reaching.lan import PEERS_MAX, Lan, Told
 from dht.reaching.lan_words import LanPeer, run_tag
-from node.config import NodeConfig, PeerAddress
+from node.state.config import NodeConfig, PeerAddress
 from protocol import limits
 from protocol.identity import PeerId
 

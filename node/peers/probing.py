@@ -3,8 +3,8 @@
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol
 
-from node import events as ev
 from node.peers.links import Links
+from protocol import events as ev
 from protocol.identity import PeerId
 
 

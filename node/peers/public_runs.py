@@ -14,7 +14,7 @@ import trio
 
 from dht.directory import Directory
 from dht.kademlia.records import SignedRecord
-from node.config import parse_dialable
+from node.state.config import parse_dialable
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, peer_id_text

@@ -1,6 +1,6 @@
 """Logs: one event, one line, on the console and in `node.log` with rotation.
 
-    2026-11-20 12:40:18.123 INFO node.exchange round sealed round=41 listed=14 wall_s=3.10
+    2026-11-20 12:40:18.123 INFO node.daemon.driver round sealed round=41 listed=14 wall_s=3.10
 
 Callers write `logger.info("round sealed round=%d listed=%d", ...)`. Fields are read from that
 pattern and its arguments, never from the finished text, so that a peer's text can neither end a

@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from node import events as ev
-from node.core import NodeCore
-from node.round import RoundMachine
-from node.rules.round_view import RoundView
-from node.state_transfer.catchup import CatchUp
 from node.status.board import EventLog, peer_texts
+from protocol import events as ev
+from protocol.catching_up.catchup import CatchUp
+from protocol.core.node_core import NodeCore
 from protocol.identity import PeerId, peer_id_text, short_id
 from protocol.messages import SealValue
+from protocol.rounds.round_machine import RoundMachine
+from protocol.rounds.round_view import RoundView
 
 if TYPE_CHECKING:
-    from node.state_transfer.progress import Progress
+    from protocol.catching_up.progress import Progress
 
 logger = logging.getLogger(__name__)
 

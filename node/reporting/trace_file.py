@@ -13,7 +13,6 @@ from typing import BinaryIO, NoReturn
 
 import trio
 
-from node.core import NodeCore
 from node.reporting.tracing import (
     TRACE_LINE_BYTES_MAX,
     Accused,
@@ -33,13 +32,14 @@ from node.reporting.tracing import (
     parse_trace_line,
     trace_line,
 )
-from node.rules.restart import Restart
 from node.status.snapshot import num_descriptors, rss_bytes
 from protocol.clock import WallClock
+from protocol.core.node_core import NodeCore
 from protocol.errors import DecodeError
 from protocol.evidence import Evidence
 from protocol.identity import PeerId
 from protocol.messages import SealCertificate, SignedMessage
+from protocol.rounds.restart import Restart
 
 logger = logging.getLogger(__name__)
 

@@ -10,10 +10,6 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from node.rules.audit_access import FETCHED_WITHIN
-from node.rules.audit_draw import SUSPECT_RATE
-from node.rules.audit_rounds import ROUNDS_KEPT
-from node.rules.turns import Turns
 from node.settings.costs import HOME_LINES, Costs, costs_of
 from node.settings.run_file import (
     Founder,
@@ -25,10 +21,14 @@ from node.settings.run_file import (
 from node.settings.topology import BUTTERFLY, GATHER, other_than
 from node.trainers.pace import COVER, SHARE
 from protocol import limits
+from protocol.auditing.audit_access import FETCHED_WITHIN
+from protocol.auditing.audit_draw import SUSPECT_RATE
+from protocol.auditing.audit_rounds import ROUNDS_KEPT
 from protocol.errors import ConfigError
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from training.audits.segments import kept_states
+from protocol.rounds.turns import Turns
+from protocol.segments import kept_states
 from training.compression import make_codec, with_grades
 from training.loop.method import is_paced
 from training.methods.presets import PRESETS

@@ -6,8 +6,8 @@ records come on top: some tens of kilobytes a round and peer, as `CONTROL_BYTES`
 
 from dataclasses import dataclass
 
-from node.cells.shard_store import ROUNDS_KEPT
-from node.cells.states import CellSizes
+from node.holdings.shard_store import ROUNDS_KEPT
+from node.holdings.states import cell_sizes
 from node.settings.topology import num_reducers
 from protocol import limits
 from protocol.grid import Layout
@@ -107,7 +107,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
         for numels in layout.cell_numels
     ]
     largest = max(sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels)
-    results_each = [sum(sizes) for sizes in CellSizes.from_manifest(manifest).result]
+    results_each = [sum(sizes) for sizes in cell_sizes(manifest).result]
     payload, result = max(payloads), max(results_each)
     reducers = num_reducers(peers, manifest.trust, outer.topology)
     turns = peers * layout.num_fragments

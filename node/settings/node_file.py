@@ -6,14 +6,14 @@ from pathlib import Path
 
 from pydantic import Field
 
-from node.config import (
+from node.settings.toml_file import Section, parse_sections, read_toml
+from node.state.config import (
     DEVICE_DEFAULT,
     LISTEN_DEFAULT,
     RELAY_GIB_DEFAULT,
     RELAY_MBIT_DEFAULT,
     NodeConfig,
 )
-from node.settings.toml_file import Section, parse_sections, read_toml
 from node.state.folder import NODE_FILE, write_atomically
 from protocol.errors import ConfigError
 

@@ -1,8 +1,8 @@
 """Who sums so that the fewest bytes travel: few each cell, or everybody all cells (R8). Pure."""
 
-from node.rules.belief import copies, liars
 from protocol import limits
 from protocol.manifest import OuterSpec
+from protocol.rounds.belief import copies, liars
 from training.compression import make_codec, result_codec
 
 BUTTERFLY, GATHER = "butterfly", "gather"

@@ -2,7 +2,7 @@
 
 identity.key  node.toml  known_peers.json  port  lock
 runs/<digest12>/  manifest.msgpack  run.toml  founded.json  unsigned (founders)  node.log  ...
-                  set-aside/ (what a damaged disk would lose, `node.durable.set_aside`)
+                  set-aside/ (what a damaged disk would lose, `node.holdings.set_aside`)
 """
 
 import os

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import trio
 
-from node.config import PeerAddress
+from node.state.config import PeerAddress
 from node.state.folder import write_atomically
 from protocol import limits
 from protocol.clock import WallClock

@@ -13,12 +13,8 @@ from typing import Any, NoReturn, Protocol
 
 import trio
 
-from node.core import NodeCore
 from node.reporting.narrator import FORGOTTEN
 from node.reporting.shown import shown
-from node.rules.round_view import RoundView
-from node.rules.signals import Signals
-from node.shared_state.told import PeerReport
 from node.status.board import StatusBoard
 from node.status.clocks import PeerClocks
 from node.status.records import (
@@ -32,7 +28,11 @@ from node.status.records import (
 )
 from protocol import limits
 from protocol.clock import WallClock
+from protocol.core.node_core import NodeCore
 from protocol.identity import PeerId, peer_id_text
+from protocol.rounds.round_view import RoundView
+from protocol.rounds.signals import Signals
+from protocol.shared_state.told import PeerReport
 
 SNAPSHOT_S = 0.5
 """A snapshot takes under a millisecond; people who watch look once a second."""

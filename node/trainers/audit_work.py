@@ -8,10 +8,10 @@ from pathlib import Path
 
 import trio
 
-from node import events as ev
-from node.cells.work_desk import WorkDesk
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
+from node.plane.work_desk import WorkDesk
 from node.trainers.trainer import Trainer
+from protocol import events as ev
 from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
 from training.channel.exchange import Contribution

@@ -17,7 +17,7 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from node.cells.shard_store import ShardStore
+from node.holdings.shard_store import ShardStore
 from protocol.errors import BarnraiseError, TrainerError
 from protocol.grid import Layout
 from training.channel.channel_file import ChannelFile

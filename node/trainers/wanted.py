@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from node import events as ev
+from protocol import events as ev
 
 _NOTHING = np.empty(0, dtype=np.float32)
 

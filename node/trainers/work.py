@@ -11,25 +11,25 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
-from node import events as ev
-from node.cells.shard_store import ShardStore
-from node.cells.work_desk import WorkDesk
-from node.core import NodeCore
-from node.durable.checkpoints import run_clock
-from node.hooks import NodeHooks
-from node.rules.admission import claim_breach
-from node.rules.fates import Fates
+from node.holdings.checkpoints import run_clock
+from node.holdings.shard_store import ShardStore
+from node.plane.hooks import NodeHooks
+from node.plane.work_desk import WorkDesk
 from node.status.board import EventLog
 from node.trainers.audit_work import AuditWork, work_done
 from node.trainers.choosing import Choosing
 from node.trainers.trainer import ContributionReady, Trainer, TrainerEvent, anchors_in_place
 from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
 from node.trainers.wanted import Wanted
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.errors import TrainerError
-from training.audits.segments import ALONE
-from training.channel.exchange import Contribution, Lease, Outcome, RunClock, Turn
+from protocol.leases import Lease, part_of_lease
+from protocol.rounds.admission import claim_breach
+from protocol.rounds.fates import Fates
+from protocol.segments import ALONE
+from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import Audited, Progress, Ready, Start, Validation
-from training.data.leases import part_of_lease
 
 logger = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from node.processes.version import version
 from node.using.checkpoint_find import RunOnDisk, open_signed
 from node.using.out_file import refuse_taken
-from node.version import version
 from protocol.errors import CheckpointError, ConfigError
 from protocol.identity import peer_id_text
 from protocol.manifest import RunManifest

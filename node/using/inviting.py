@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from node.config import parse_peer_address
 from node.peers.invite import InviteSeal, invite_link, invite_to
+from node.state.config import parse_peer_address
 from node.state.invitations import IssuedTokens, Terms
 from node.state.keystore import has_identity, load_or_create_identity
 from node.status.client import ask, find_api

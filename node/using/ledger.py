@@ -1,6 +1,6 @@
 """`barnraise credit`: the ledger of a run in a state folder, and files of it that prove themselves.
 
-    file = records (`node/durable/record_log.py`): an ExportHead, then per round
+    file = records (`node/holdings/record_log.py`): an ExportHead, then per round
            S seal, then C commit for each that it lists      or      U seal: its COMMITs are gone
 
 Everything in a file is checked from the founder's signature on the manifest: seal by seal, and each
@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from node.cells.shard_store import ShardStore
-from node.durable.journal import CHAIN_FILE
-from node.durable.receipts import RECEIPTS_FILE, decode_receipts
-from node.durable.record_log import RECORD_BYTES_MAX, pack_record, read_records, stream_records
-from node.rules.chain import genesis
-from node.rules.credit import ChainRound, Folded, Ledger, LedgerStatement, nothing_folded, prove
+from node.holdings.journal import CHAIN_FILE
+from node.holdings.receipts import RECEIPTS_FILE, decode_receipts
+from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, read_records, stream_records
+from node.holdings.shard_store import ShardStore
 from node.using.checkpoint_find import RunOnDisk
 from node.using.out_file import refuse_taken
 from protocol import limits
@@ -26,6 +24,15 @@ from protocol.errors import ConfigError, DecodeError, LedgerError, PeerError
 from protocol.identity import Signer
 from protocol.manifest import RunManifest, open_manifest
 from protocol.messages import Round, SealCertificate, SealValue, SignedMessage, decode_message
+from protocol.rounds.chain import genesis
+from protocol.rounds.credit import (
+    ChainRound,
+    Folded,
+    Ledger,
+    LedgerStatement,
+    nothing_folded,
+    prove,
+)
 from protocol.wire import OneOf, Size, decode, encode
 from training.files.durable import replace_durably
 from training.models.genesis import genesis_weights

@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import TYPE_CHECKING, get_args
 
-from node.hooks import NodeHooks
-from node.rules.round_view import RoundView
+from node.plane.hooks import NodeHooks
 from protocol.errors import ConfigError
 from protocol.frames import Bulk, Frame, Messages
 from protocol.identity import PeerId, Signer
 from protocol.messages import Body, Have, Held, Kind, List, SignedMessage
+from protocol.rounds.round_view import RoundView
 from protocol.slots import Slot
 from sim.attacks.seam import Attack
 
 if TYPE_CHECKING:
-    from node.core import NodeCore
+    from protocol.core.node_core import NodeCore
 
 DEADLINES = (0.9, 1.2, 1.45, 2.9)
 """How late: within the deadline of a HAVE, behind it, just before the closer goes on, and just

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from node.cells.shard_store import ShardStore
-from node.hooks import NodeHooks
+from node.holdings.shard_store import ShardStore
+from node.plane.hooks import NodeHooks
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.grid import Layout

@@ -5,7 +5,7 @@ What it says of that segment is not what comes of running it; all else of its CO
 
 import numpy as np
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from sim.attacks.seam import Attack, Vector
 
 

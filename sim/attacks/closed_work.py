@@ -1,6 +1,6 @@
 """Work that nobody is shown: what was trained is turned around, and no audit is answered."""
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from protocol.identity import PeerId
 from sim.attacks.seam import Attack
 

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from blake3 import blake3
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from protocol.frames import Frame, Heartbeat, Messages
 from protocol.identity import Ed25519Signer, KeyedHashSigner, PeerId, Signer
 from protocol.join_puzzle import solve

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from blake3 import blake3
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from protocol.frames import Frame, Messages
 from protocol.identity import PeerId, Signer
 from protocol.messages import Commit, SignedMessage, decode_body, sign_message

@@ -3,7 +3,7 @@
 Where they are kept, heartbeats name them, and the honest send them to each other again and again.
 """
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from sim.attacks.flooding import Flood
 from sim.attacks.seam import Attack
 

@@ -1,6 +1,6 @@
 """Wants of all cells of nothing: cheap to say, dear to read."""
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from sim.attacks.flooding import Flood
 from sim.attacks.seam import Attack
 

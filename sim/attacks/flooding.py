@@ -7,10 +7,9 @@ is what costs its hearer most: sums of LISTs that nobody made, cells of nothing,
 import random
 from collections.abc import Callable
 
-from node.core import NodeCore
-from node.hooks import NodeHooks
-from node.rules.admission import ATTEMPTS_AHEAD_MAX
+from node.plane.hooks import NodeHooks
 from protocol import limits
+from protocol.core.node_core import NodeCore
 from protocol.frames import (
     Branch,
     BranchEnd,
@@ -46,6 +45,7 @@ from protocol.gossip import (
     Shuffled,
     WantEntries,
 )
+from protocol.gram_wire import wire_bytes
 from protocol.identity import PeerId, Signer
 from protocol.manifest import WIRE_VERSION
 from protocol.messages import (
@@ -70,8 +70,8 @@ from protocol.messages import (
     sign_message,
     slice_subject,
 )
+from protocol.rounds.admission import ATTEMPTS_AHEAD_MAX
 from sim.attacks.crowds_out import made_up
-from training.numeric.gram import wire_bytes
 
 BITS = b"\xff" * (limits.WANT_CELLS_MAX // 8)
 SMALL_TOGETHER = 60

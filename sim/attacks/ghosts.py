@@ -7,8 +7,8 @@ more once it is seated, and what a round waits for is its members.
 from collections.abc import Sequence
 from functools import lru_cache
 
-from node.cells.shard_store import ShardStore
-from node.hooks import NodeHooks
+from node.holdings.shard_store import ShardStore
+from node.plane.hooks import NodeHooks
 from protocol.identity import PeerId
 from protocol.join_puzzle import solve
 from protocol.messages import Seat, SignedMessage, sign_message

@@ -17,8 +17,8 @@ from enum import IntEnum
 from functools import cache
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
-from node.cells.shard_store import Item
-from node.hooks import NodeHooks
+from node.holdings.shard_store import Item
+from node.plane.hooks import NodeHooks
 from protocol.bounds import OneOf, Range, Size
 from protocol.errors import DecodeError
 from protocol.frames import Bulk, BulkHeader, Frame, Messages, decode_frame, encode_frame

@@ -5,7 +5,7 @@ The claim of tokens is in order, so no rule of leases minds; only who runs a seg
 
 import numpy as np
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from sim.attacks.seam import Attack, Vector
 
 SEGMENTS = 8

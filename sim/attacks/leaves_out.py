@@ -7,7 +7,7 @@ It proposes such a LIST as somebody may who has not heard all HAVEs.
 from collections.abc import Callable
 from dataclasses import replace
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from protocol.frames import Frame, Messages
 from protocol.identity import PeerId, Signer
 from protocol.messages import Commit, List, SignedMessage, decode_body, sign_message

@@ -4,7 +4,7 @@ backwards. What it sends is what its states lead to, so an audit of the encoding
 
 import numpy as np
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from protocol.identity import Signer
 from sim.attacks.seam import Attack, Vector
 

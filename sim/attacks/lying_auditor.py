@@ -2,7 +2,7 @@
 
 from blake3 import blake3
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from sim.attacks.seam import Attack
 
 

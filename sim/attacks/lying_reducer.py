@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
-from node.cells.shard_store import ShardStore
-from node.hooks import NodeHooks
+from node.holdings.shard_store import ShardStore
+from node.plane.hooks import NodeHooks
 from sim.attacks.seam import Attack
 from sim.attacks.wrong_sum import spoiled_gram, spoiled_sum
 

@@ -2,7 +2,7 @@
 
 from collections import deque
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from protocol.frames import Frame, Messages
 from protocol.identity import PeerId
 from protocol.messages import SignedMessage

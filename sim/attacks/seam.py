@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from protocol.identity import PeerId
 from training.numeric.registry import Registry
 

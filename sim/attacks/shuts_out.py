@@ -1,7 +1,7 @@
 """Work that is right, and shown to all but one voter: so that others find it in order, and the one
 that could not open it seems to make them work for nothing."""
 
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from protocol.identity import PeerId
 from sim.attacks.seam import Attack
 

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from node.cells.shard_store import ShardStore
-from node.hooks import NodeHooks
+from node.holdings.shard_store import ShardStore
+from node.plane.hooks import NodeHooks
 from protocol.identity import PeerId
 from sim.attacks.alone import HISTORY_MAX, STANDS_BY_ITS_WORK, Past, bounded
 from sim.attacks.seam import Attack, Vector

@@ -5,7 +5,7 @@ Where the rule asks for a Gram matrix, its first row is far too long.
 
 import numpy as np
 
-from node.cells.shard_store import ShardStore
+from node.holdings.shard_store import ShardStore
 from protocol.grid import cell_root
 
 

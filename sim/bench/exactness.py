@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from node.cells.shard_store import ShardStore
+from node.holdings.shard_store import ShardStore
 from node.reporting.tracing import Adopted, Record, Signed, Synced
 from protocol.grid import cell_root, merkle_root
 from protocol.identity import PeerId, short_id

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from node.reporting.tracing import Adopted, Record, Signed
-from node.rules import roster as rosters
-from node.rules.reducers import slices
 from protocol.identity import PeerId
 from protocol.messages import Kind, SealValue
+from protocol.rounds import roster as rosters
+from protocol.rounds.reducers import slices
 
 RANDOM = "random"
 

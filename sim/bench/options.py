@@ -5,8 +5,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.config import SECURITIES
 from node.demo.node_process import NODE_COMMAND
+from node.state.config import SECURITIES
 from protocol.errors import ConfigError
 from sim.bench.moments import MOMENTS, RANDOM, ROLES
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, PEERS_MAX, PEERS_MIN, LocalOptions

@@ -22,26 +22,26 @@ from blake3 import blake3
 
 from dht.directory import KademliaDirectory
 from dht.transport.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
-from node import events as ev
-from node.cells.bulk_streams import BULK_PROTOCOL, BulkStreams
-from node.cells.shard_store import ShardStore, State, Vector
-from node.config import PeerAddress
-from node.core import NodeCore
-from node.durable.journal import FileJournal
-from node.durable.write_ahead import WriteAhead
-from node.hooks import NodeHooks
+from node.holdings.journal import FileJournal
+from node.holdings.shard_store import ShardStore, State, Vector
+from node.holdings.states import round_config
+from node.holdings.write_ahead import WriteAhead
 from node.peers.links import CONTROL_PROTOCOL, Links
-from node.rules.chain import certify, genesis
-from node.rules.round_view import RoundConfig
-from node.state_transfer.gathered import Gathered
-from node.state_transfer.partial_cells import PartialCells
-from node.state_transfer.served import Served
-from node.state_transfer.state_streams import StateParts
+from node.plane.bulk_streams import BULK_PROTOCOL, BulkStreams
+from node.plane.gathered import Gathered
+from node.plane.hooks import NodeHooks
+from node.plane.partial_cells import PartialCells
+from node.plane.served import Served
+from node.plane.state_streams import StateParts
+from node.state.config import PeerAddress
 from node.status.board import EventLog
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import Ed25519Signer, PeerId, parse_peer_id, peer_id_text
 from protocol.manifest import RunManifest, TimingSpec, sign_manifest
 from protocol.messages import Kind, Seal, SealCertificate, Slot, sign_message
+from protocol.rounds.chain import certify, genesis
 from sim.world.toy_run import toy_run
 
 CELL_ELEMENTS = 1 << 18
@@ -95,7 +95,7 @@ def sealed(manifest: RunManifest, root: bytes) -> SealCertificate:
 
 
 class PathNode:
-    """Stands where a node's driver stands (`node.exchange`)."""
+    """Stands where a node's driver stands (`node.daemon.driver`)."""
 
     def __init__(self, task: dict[str, Any], folder: Path, nursery: trio.Nursery) -> None:
         self.is_giver = task["is_giver"]
@@ -107,7 +107,7 @@ class PathNode:
         head = genesis(self.manifest, 0, bytes(32))
         if self.is_giver:
             head = sealed(self.manifest, self.store.state.root)
-        config = RoundConfig.from_manifest(self.manifest)
+        config = round_config(self.manifest)
         self.core = NodeCore(self.manifest, config, self.signer, head, now_s=trio.current_time())
         self.core.wants_seat = False
         # Not by the result of round 1, which nobody has: by the state that is sealed.

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from node.cells.heap import keep_freed_memory
+from node.processes.heap import keep_freed_memory
 from sim.bench.gate import wait_at, wait_until_over
 from sim.bench.made_up import Numbers, Vector
 from sim.bench.sampling import begin

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from node.rules.reducers import slices as slices_of
 from protocol.identity import PeerId
 from protocol.manifest import OuterSpec
 from protocol.messages import SealValue
+from protocol.rounds.reducers import slices as slices_of
 from training.aggregation import AGGREGATORS, coefficients_of
 from training.compression import result_codec
 from training.numeric.gram import wire_form

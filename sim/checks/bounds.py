@@ -6,11 +6,11 @@ usual in one place only: strangers, of whom there may be a few at any time.
 
 from collections.abc import Iterator
 
-from node.cells.shard_store import ROUNDS_KEPT
-from node.core import CHAIN_KEPT
-from node.durable.journal import ROTATE_BYTES
-from node.rules.round_view import RoundView
+from node.holdings.journal import ROTATE_BYTES
+from node.holdings.shard_store import ROUNDS_KEPT
 from protocol import limits
+from protocol.core.node_core import CHAIN_KEPT
+from protocol.rounds.round_view import RoundView
 from sim.world.world import SimNode, World
 
 EVERY = 200

@@ -1,6 +1,6 @@
 """I1: what a node told the others, or built upon, is still there after its restarts.
 
-What is promised (`node.durable.journal`): a signature is durable before it leaves, a final seal
+What is promised (`node.holdings.journal`): a signature is durable before it leaves, a final seal
 before anything is built on it, and its state can be made again from the disk. Nothing of it is
 promised where the node says that its disk was lost (R12): it then asks what it signed.
 """

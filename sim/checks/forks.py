@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from node.reporting.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
-from node.rules.chain import check_seal
 from protocol.errors import DecodeError, ProofError
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
@@ -23,6 +22,7 @@ from protocol.messages import (
     decode_message,
     is_signed,
 )
+from protocol.rounds.chain import check_seal
 from sim.checks.history import History
 
 WORKED_IN = frozenset({Kind.HAVE, Kind.LIST, Kind.VOTE, Kind.NEWATTEMPT, Kind.SEAL})
@@ -40,7 +40,7 @@ def _never() -> bool:
 class Forks:
     """I3 over records. `signer` verifies; it signs nothing.
 
-    `may_skip` says that nodes skip attempts by themselves, now and then (`node.rules.rare`).
+    `may_skip` says that nodes skip attempts by themselves, now and then (`protocol.rounds.rare`).
     """
 
     name = "I3"

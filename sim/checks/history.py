@@ -63,7 +63,8 @@ class Check(Protocol):
 class Electorate:
     """Who votes on what follows one seal, and what a quorum of them is (R1).
 
-    Written from the law, not from `node.rules.roster`: a wrong quorum there must not pass here.
+    Written from the law, not from `protocol.rounds.roster`: a wrong quorum there must not pass
+    here.
     """
 
     def __init__(self, roster: Roster, trust: str) -> None:

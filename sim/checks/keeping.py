@@ -17,9 +17,9 @@ from collections.abc import Set as AbstractSet
 from itertools import combinations_with_replacement
 
 from node.reporting.tracing import Adopted, Confirmed, Record, Signed
-from node.rules.round_view import RoundView
 from protocol.identity import PeerId, short_id
 from protocol.messages import Kind, SealValue
+from protocol.rounds.round_view import RoundView
 from sim.checks.hearing import Hearing
 from sim.checks.history import History
 from sim.world.world import World

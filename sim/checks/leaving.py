@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from node import events as ev
+from protocol import events as ev
 from protocol.frames import Frame, encode_frame
 from protocol.identity import Ed25519Signer, PeerId
 from sim.checks.leaks import Leaks, Needles

@@ -1,6 +1,6 @@
 """I5 at the end of a run: what the nodes keep of it is a ledger that adds up.
 
-The sums here are made from the COMMITs themselves, beside those of `node.rules.credit`.
+The sums here are made from the COMMITs themselves, beside those of `protocol.rounds.credit`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import msgpack
 
 from node.reporting.tracing import Adopted, Began, Confirmed, Record
-from node.rules.credit import ChainRound, Folded, Ledger, prove
 from protocol.errors import LedgerError
 from protocol.identity import PeerId, Signer
 from protocol.manifest import RunManifest
 from protocol.messages import Commit, SealCertificate, SealValue, SignedMessage, decode_body
+from protocol.rounds.credit import ChainRound, Folded, Ledger, prove
 from protocol.wire import decode
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from node.cells.shard_store import ShardStore, State
+from node.holdings.shard_store import ShardStore, State
 from node.reporting.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
 from protocol.identity import PeerId
 from protocol.manifest import OuterSpec

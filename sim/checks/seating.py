@@ -1,8 +1,8 @@
 """I2: who is seated and who votes behind a round follows from the seal before and its LIST (R1).
 
-Written from the law, not from `node.rules.roster`: all nodes work a roster out by the same code,
-so where that is wrong they agree, and no other check would see it. Whose turn it is where there are
-fewer seats than peers is left to `node.rules.turns`.
+Written from the law, not from `protocol.rounds.roster`: all nodes work a roster out by the same
+code, so where that is wrong they agree, and no other check would see it. Whose turn it is where
+there are fewer seats than peers is left to `protocol.rounds.turns`.
 """
 
 from collections import Counter

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from typing import get_args
 
 from node.reporting.tracing import Adopted, Advanced, Began, Ended, Record, Signed
-from node.rules.agreement import TIME_OUT_AFTER
-from node.rules.deadlines import GROWTH, GROWTH_STEPS_MAX
-from node.state_transfer.catchup import STALL_S, STUCK_S
+from protocol.catching_up.catchup import STALL_S, STUCK_S
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Kind
+from protocol.rounds.agreement import TIME_OUT_AFTER
+from protocol.rounds.deadlines import GROWTH, GROWTH_STEPS_MAX
 from sim.checks.history import History
 
 ROUNDS_ALLOWED = 3

@@ -23,23 +23,22 @@ from sim.compiled.builds import build_folder, is_complete, mark_complete, source
 _SHOWN_LINES = 20
 
 NATIVE = {
-    "node": "core events round",
-    "node/cells": "bulk bulk_queue line_limits outer_step result_cells seat_proof shard_store"
-    " states",
-    "node/durable": "batch journal receipts record_log recovery results write_ahead",
-    "node/peers": "lingering liveness relay strikes",
+    "node/holdings": "batch journal outer_step receipts record_log recovery result_cells results"
+    " shard_store states write_ahead",
+    "node/peers": "lingering",
+    "node/plane": "bulk bulk_queue gathered line_limits partial_cells seat_proof served throttle",
     "node/reporting": "tracing",
-    "node/rules": "*",
-    "node/state_transfer": "catchup cell_fetch chain_sources fetch_events gathered partial_cells"
-    " progress served throttle",
-    "protocol": "entries evidence frames gossip grid hybrid_clock identity limits messages"
-    " rosters seal_clock slots wire",
+    "protocol": "cell_sizes entries events evidence frames gossip grid hybrid_clock"
+    " identity leases limits messages rosters seal_clock slots wire",
+    "protocol/auditing": "*",
+    "protocol/catching_up": "catchup cell_fetch chain_sources progress",
+    "protocol/core": "liveness node_core relay strikes",
+    "protocol/rounds": "*",
     "sim/checks": "accounting accusations arithmetic bounds durability earning equality forks"
     " history invariants leaks leaving progress receipts reference stalls usage",
     "sim/trials": "blows build chaos expectations phases watching",
     "sim/world": "assembly calendar_queue convicting devices disk edge file_bytes files links"
     " nodes sessions sharing trace_hash transfers work world",
-    "training/data": "leases",
     "training/files": "durable",
     "training/numeric": "arithmetic",
     "training/outer": "optimizers",

@@ -19,9 +19,9 @@ from typing import Annotated
 
 import typer
 
+from node.holdings.states import round_config
 from node.reporting.json_text import json_text
 from node.reporting.tracing import Adopted, Confirmed, Record, Synced
-from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import TimingSpec
 from sim.world.devices import Device
@@ -142,7 +142,7 @@ class Crowd:
         """Play it, and look at what came of it."""
         world, settings = self.world, self.settings
         began_s, began_cpu_s = time.perf_counter(), time.process_time()
-        config = RoundConfig.from_manifest(world.manifest)
+        config = round_config(world.manifest)
         for peer in self.peers:
             is_founder, is_member = peer == self.peers[0], peer in self.members
             device = TRAINS if is_member else FOLLOWS
@@ -220,7 +220,8 @@ class Crowd:
     def _dropped(self) -> list[str]:
         """Members that run and have no seat in the newest roster."""
         newest = max(
-            (node.core.machine.head for node in self._running()), key=lambda head: head.round
+            (node.core.machine.head for node in self._running()),
+            key=lambda head: head.round,
         )
         running = {node.peer for node in self._running()}
         return [

@@ -2,8 +2,8 @@
 
 from blake3 import blake3
 
-from node.shared_state.buckets import Buckets
-from node.shared_state.gossiped import Offered, Verdict
+from protocol.gossiping.gossiped import Offered, OfferVerdict
+from protocol.shared_state.buckets import Buckets
 
 MARK = b"sim entry "
 """What every sound entry begins with; all else is its bringer's fault."""
@@ -38,11 +38,11 @@ class SimBook:
         """See Gossiped."""
         del wall_s, now_s
         if not encoded.startswith(MARK):
-            return Offered(verdict=Verdict.REFUSED, fault="no entry")
+            return Offered(verdict=OfferVerdict.REFUSED, fault="no entry")
         entry_id = blake3(encoded).digest()
         if entry_id in self._entries:
-            return Offered(verdict=Verdict.KNOWN, entry_id=entry_id)
+            return Offered(verdict=OfferVerdict.KNOWN, entry_id=entry_id)
         self._entries[entry_id] = encoded
         self._buckets.add(entry_id)
         self._told = ()
-        return Offered(verdict=Verdict.NEW, entry_id=entry_id)
+        return Offered(verdict=OfferVerdict.NEW, entry_id=entry_id)

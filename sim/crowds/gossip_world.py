@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 
 from blake3 import blake3
 
-from node.events import Fault, Send
-from node.gossip.machine import Action, Gone, Gossip
-from node.gossip.settings import GossipSettings
-from node.shared_state.gossiped import Offered
+from protocol.events import Fault, Send
 from protocol.frames import decode_frame, encode_frame
 from protocol.gossip import GossipFrame
+from protocol.gossiping.gossiped import Offered
+from protocol.gossiping.machine import Action, Gone, Gossip
+from protocol.gossiping.settings import GossipSettings
 from protocol.identity import PeerId
 from sim.crowds.gossip_book import MARK, SimBook
 from sim.crowds.timeline import Timeline

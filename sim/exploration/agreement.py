@@ -21,10 +21,10 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import NamedTuple
 
-from node.rules.roster import closer
-from node.rules.round_view import RoundView
 from protocol.identity import PeerId
 from protocol.messages import Kind
+from protocol.rounds.roster import closer
+from protocol.rounds.round_view import RoundView
 from sim.exploration.board import Boards
 from sim.exploration.copies import fork
 from sim.exploration.goodrun import GoodRun

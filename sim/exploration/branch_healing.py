@@ -3,8 +3,8 @@
 from dataclasses import replace
 from itertools import permutations
 
-from node.rules.branches import contributors
 from protocol import limits
+from protocol.rounds.branches import contributors
 from sim.exploration.branch_seals import names_of
 from sim.exploration.branch_state import BranchBounds, BranchPeerState, Swarm, groups
 from sim.exploration.branches import Branches

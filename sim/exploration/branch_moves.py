@@ -6,10 +6,10 @@ Each answer follows from the states of the peers alone, and is worked out once.
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind
+from protocol.rounds.round_view import RoundView
 from sim.exploration.branch_peers import BranchPeer, BranchPeers
 from sim.exploration.peers import Deed
 

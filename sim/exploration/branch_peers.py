@@ -1,7 +1,7 @@
 """One real machine that may go on without a quorum (R4): where it stands, whom it met, its disk.
 
-Beside the machine runs the shipped `node.rules.meeting`, told of heartbeats and branches as a
-NodeCore tells it. The store is a toy that does what `node.cells.shard_store` does to states.
+Beside the machine runs the shipped `protocol.rounds.meeting`, told of heartbeats and branches as a
+NodeCore tells it. The store is a toy that does what `node.holdings.shard_store` does to states.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,16 +10,16 @@ from itertools import pairwise
 
 from blake3 import blake3
 
-from node import events as ev
-from node.round import RoundMachine
-from node.rules.meeting import ASK_AFTER_S, WAIT_S, Meeting, _Peer
-from node.rules.reach import Reach
-from node.rules.restart import Restart
-from node.rules.round_view import RoundConfig
+from protocol import events as ev
 from protocol.errors import ProofError
 from protocol.frames import Branch, Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Kind, SealCertificate, SealValue
+from protocol.rounds.meeting import ASK_AFTER_S, WAIT_S, Meeting, _Peer
+from protocol.rounds.reach import Reach
+from protocol.rounds.restart import Restart
+from protocol.rounds.round_machine import RoundMachine
+from protocol.rounds.round_view import RoundConfig
 from sim.exploration import peers
 from sim.exploration.copies import fork, key_of
 from sim.exploration.peers import Deed, Effect, MachinePeer, Peers

@@ -10,11 +10,6 @@ from typing import TypeVar, cast
 
 from blake3 import blake3
 
-from node.rules import branch_tree, branches
-from node.rules.bit_maps import pack_senders
-from node.rules.branch_tree import Drift, Tree
-from node.rules.branches import Position
-from node.rules.roster import ClockRules, ListedContribution, next_clock, next_roster
 from protocol.identity import PeerId
 from protocol.messages import (
     Commit,
@@ -27,6 +22,11 @@ from protocol.messages import (
     SignedMessage,
     Slot,
 )
+from protocol.rounds import branch_tree, branches
+from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.branch_tree import Drift, Tree
+from protocol.rounds.branches import Position
+from protocol.rounds.roster import ClockRules, ListedContribution, next_clock, next_roster
 from protocol.wire import encode
 
 NAMES = "ABCDEFGH"

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from node.rules.branches import Lock
 from protocol.messages import Kind
+from protocol.rounds.branches import Lock
 
 Signed = tuple[Kind, int, int]
 """SEAL or PSEAL, the attempt, the seal signed."""

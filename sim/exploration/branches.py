@@ -1,7 +1,7 @@
 """The model of branches (R4): links change, sides go on alone, heal, and seal on.
 
-What is decided is decided by `node.rules.branches`, `node.rules.branch_tree` and
-`node.rules.roster`, over real seal values; the model adds only what the world does. Links join
+What is decided is decided by `protocol.rounds.branches`, `protocol.rounds.branch_tree` and
+`protocol.rounds.roster`, over real seal values; the model adds only what the world does. Links join
 peers into groups that hear each other at once and whole. A round's agreement takes two steps: a
 quorum certifies a LIST and SOME voters SEAL it; the others hear of it later or never. A peer that
 is frozen, has crashed or lost a message is one that does not act, or is alone in its group, for a
@@ -14,11 +14,11 @@ The machines that call these deciders are explored in `running_branches.py`, wit
 from collections.abc import Iterable, Iterator
 from itertools import combinations
 
-from node.rules import branches
-from node.rules.branches import Lock, Opening, SealSeen
-from node.rules.roster import has_quorum, voters
 from protocol.identity import PeerId
 from protocol.messages import Kind
+from protocol.rounds import branches
+from protocol.rounds.branches import Lock, Opening, SealSeen
+from protocol.rounds.roster import has_quorum, voters
 from sim.exploration import branch_seals
 from sim.exploration.branch_seals import Seals, names_of
 from sim.exploration.branch_state import (

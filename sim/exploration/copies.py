@@ -13,8 +13,8 @@ from typing import Any, TypeVar, cast
 
 from blake3 import blake3
 
-from node.rules.ballots import BallotEntry
 from protocol.messages import SealCertificate, SealValue, SignedMessage
+from protocol.rounds.ballots import BallotEntry
 
 ObjectT = TypeVar("ObjectT")
 Ignored = Mapping[type, Collection[str]]

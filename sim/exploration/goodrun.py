@@ -6,11 +6,11 @@ passes. The machines are forks of the shipped ones: nothing here decides for the
 
 from collections.abc import Iterable, Sequence
 
-from node import events as ev
-from node.rules.round_view import RoundView
+from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind
+from protocol.rounds.round_view import RoundView
 from sim.exploration.peers import MachinePeer
 from sim.exploration.table import Table
 

@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from itertools import product
 from typing import NamedTuple
 
-from node.rules import roster as rosters
-from node.rules.bit_maps import pack_senders
 from protocol.identity import PeerId
 from protocol.messages import Roster, SeatRecord
+from protocol.rounds import roster as rosters
+from protocol.rounds.bit_maps import pack_senders
 from sim.exploration.table import LETTERS
 from sim.exploration.windows import commit_naming
 from sim.world.nodes import peer_named

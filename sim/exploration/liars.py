@@ -20,8 +20,8 @@ Reductions, each of which leaves out no behaviour that anybody could see:
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from node.rules.round_view import RoundView
 from protocol.messages import Agg, Kind, Seal, Slot
+from protocol.rounds.round_view import RoundView
 from sim.exploration.board import heard
 from sim.exploration.copies import fork
 from sim.exploration.goodrun import GoodRun

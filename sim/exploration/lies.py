@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 
 from blake3 import blake3
 
-from node.rules.chain import seal_value
-from node.rules.roster import closer
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
     Agg,
@@ -24,6 +22,8 @@ from protocol.messages import (
     sign_message,
     slice_subject,
 )
+from protocol.rounds.chain import seal_value
+from protocol.rounds.roster import closer
 from sim.exploration.copies import fork
 from sim.exploration.peers import Deed, Peers
 from sim.exploration.post import Post

@@ -11,9 +11,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from node.rules.bit_maps import pack_senders, unpack_senders
-from node.rules.roster import liars as num_lying
-from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
@@ -27,6 +24,9 @@ from protocol.messages import (
     decode_message,
     sign_message,
 )
+from protocol.rounds.bit_maps import pack_senders, unpack_senders
+from protocol.rounds.roster import liars as num_lying
+from protocol.rounds.round_view import RoundView
 from sim.exploration.copies import fork
 from sim.exploration.goodrun import GoodRun, holds
 from sim.exploration.peers import LATE_KINDS, MachinePeer, Peers

@@ -1,16 +1,16 @@
 """The model of overlap (R5): a few peers, all of them voters, and two rounds in flight.
 
-What may be signed, and what it says, is decided by `node.rules.overlap`. A round's agreement is one
-step: it is certified, with a sum or empty. Peers SEAL, and hear of what is final, one by one, late
-or never. All must SEAL: with smaller quorums only the slow would fall further behind.
+What may be signed, and what it says, is decided by `protocol.rounds.overlap`. A round's agreement
+is one step: it is certified, with a sum or empty. Peers SEAL, and hear of what is final, one by
+one, late or never. All must SEAL: with smaller quorums only the slow would fall further behind.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeVar
 
-from node.rules import overlap
-from node.rules.overlap import RoundsInFlight
+from protocol.rounds import overlap
+from protocol.rounds.overlap import RoundsInFlight
 
 T = TypeVar("T")
 NAMES = "ABCD"

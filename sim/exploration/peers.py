@@ -9,23 +9,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
-from node import events as ev
-from node.round import RoundMachine
-from node.rules.agreed import result_place
-from node.rules.agreement import time_out_s
-from node.rules.ballots import BallotEntry, Ballots
-from node.rules.gathering import Gathering, GatheringAll
-from node.rules.lapses import HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER, LIST_LATE_AFTER
-from node.rules.proposal import (
-    LIST_AFTER,
-    SECOND_CALL_AFTER,
-    SECOND_HAVE_AFTER,
-    SECOND_LIST_AFTER,
-)
-from node.rules.restart import Restart
-from node.rules.round_view import RoundConfig, RoundView
+from protocol import events as ev
 from protocol.evidence import Evidence
 from protocol.frames import Bulk
+from protocol.gram_wire import wire_bytes
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
     Kind,
@@ -36,10 +23,23 @@ from protocol.messages import (
     decode_message,
     sign_message,
 )
+from protocol.rounds.agreed import result_place
+from protocol.rounds.agreement import time_out_s
+from protocol.rounds.ballots import BallotEntry, Ballots
+from protocol.rounds.gathering import Gathering, GatheringAll
+from protocol.rounds.lapses import HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER, LIST_LATE_AFTER
+from protocol.rounds.proposal import (
+    LIST_AFTER,
+    SECOND_CALL_AFTER,
+    SECOND_HAVE_AFTER,
+    SECOND_LIST_AFTER,
+)
+from protocol.rounds.restart import Restart
+from protocol.rounds.round_machine import RoundMachine
+from protocol.rounds.round_view import RoundConfig, RoundView
 from sim.exploration.copies import fork, key_of
 from sim.exploration.post import Post
 from sim.exploration.toys import contributed, deadline, state_after, sum_root
-from training.numeric.gram import wire_bytes
 
 TIMES = ("started_s", "entered_s", "progress_s", "time_outs")
 """Of the times only those make a difference that say which deadlines are past: see `_phase`."""

@@ -7,7 +7,6 @@ covers loss, delay, reordering, repetition and, for everybody who does not act, 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from node.rules.roster import has_quorum
 from protocol.identity import PeerId
 from protocol.messages import (
     Body,
@@ -21,6 +20,7 @@ from protocol.messages import (
     decode_body,
     list_digest,
 )
+from protocol.rounds.roster import has_quorum
 
 COUNTED = (Kind.LIST, Kind.VOTE, Kind.SEAL)
 

@@ -8,11 +8,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from node.rules.roster import voters
-from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind
+from protocol.rounds.roster import voters
+from protocol.rounds.round_view import RoundView
 from sim.exploration.copies import fork
 from sim.exploration.explorer import Later
 from sim.exploration.goodrun import GoodRun, holds

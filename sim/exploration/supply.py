@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from itertools import chain, combinations
 from typing import NamedTuple
 
-from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.messages import Have, Kind, List, NewAttempt, Seal
+from protocol.rounds.round_view import RoundView
 from sim.exploration.agreement import Agreement, AgreementScope, AgreementState
 from sim.exploration.board import heard
 from sim.exploration.goodrun import holds

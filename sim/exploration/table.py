@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 from blake3 import blake3
 
-from node.rules.bit_maps import pack_senders
-from node.rules.reducers import slices
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
     Body,
@@ -27,6 +25,8 @@ from protocol.messages import (
     list_digest,
     sign_message,
 )
+from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.reducers import slices
 from sim.exploration.post import Letter
 from sim.exploration.toys import contributed, toy_config
 from sim.world.nodes import peer_named

@@ -2,11 +2,11 @@
 
 from blake3 import blake3
 
-from node import events as ev
-from node.rules.deadlines import LearnedDeadline
-from node.rules.roster import ClockRules
-from node.rules.round_view import RoundConfig
+from protocol import events as ev
 from protocol.identity import PeerId
+from protocol.rounds.deadlines import LearnedDeadline
+from protocol.rounds.roster import ClockRules
+from protocol.rounds.round_view import RoundConfig
 
 DEADLINE_S = 10.0
 """Floor and cap of the learned deadline are equal, so that nothing learned matters."""

@@ -5,11 +5,13 @@ arrives, nobody may go on asking: who asks signs nothing.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import NamedTuple
 
-from node import events as ev
-from node.core import NodeCore
-from node.peers.liveness import Liveness
+from node.holdings.states import cell_sizes
+from protocol import events as ev
+from protocol.core.liveness import Liveness
+from protocol.core.node_core import NodeCore
 from protocol.frames import StatusAnswer, StatusAsk
 from protocol.identity import KeyedHashSigner
 from protocol.manifest import TimingSpec
@@ -64,7 +66,8 @@ class Waking:
             deadline_floor_s=10.0, deadline_cap_s=10.0, heartbeat_s=HEARTBEAT_S, suspect_s=SUSPECT_S
         )
         manifest = toy_run(self._peers[0], rounds=1000, cells=1, timing=timing)
-        head, config = head_of(self._peers), toys.toy_config(1)
+        head = head_of(self._peers)
+        config = replace(toys.toy_config(1), cell_sizes=cell_sizes(manifest))
         numbers = []
         for peer in self._peers:
             core = NodeCore(manifest, config, KeyedHashSigner(peer), head, now_s=0.0)

@@ -10,11 +10,11 @@ from dataclasses import replace
 from itertools import chain, combinations
 from typing import NamedTuple
 
-from node.rules import roster as rosters
-from node.rules.bit_maps import pack_senders
-from node.rules.roster import liars
 from protocol.identity import PeerId
 from protocol.messages import Commit, Roster
+from protocol.rounds import roster as rosters
+from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.roster import liars
 from sim.exploration.table import seat
 from sim.exploration.windows import commit_naming
 from sim.world.nodes import peer_named

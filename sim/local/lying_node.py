@@ -8,10 +8,10 @@ python -P -m sim.local.lying_node --flood HAVE --while FILE [options of the same
 import argparse
 from pathlib import Path
 
-from node.core import NodeCore
-from node.hooks import NodeHooks
 from node.network_main import main as run_node
+from node.plane.hooks import NodeHooks
 from node.processes.interrupts import end_now
+from protocol.core.node_core import NodeCore
 from protocol.frames import Frame
 from protocol.identity import PeerId
 from sim.attacks.alone import TOGETHER, hooks_of, is_carried_out

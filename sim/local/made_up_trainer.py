@@ -22,10 +22,11 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol.errors import BarnraiseError, ConfigError
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
+from protocol.segments import MOMENTS, SegmentPlace, SegmentState, luck_of
 from sim.local.made_up_kept import KeptTransaction, anchor_digest, kept_at, packed
 from training.audits.rerun import run_audit
-from training.audits.segments import MOMENTS, SegmentPlace, SegmentState, luck_of
 from training.audits.traces import TRACES_FOLDER, TraceFolder
 from training.channel.child_process import (
     exit_now,
@@ -33,7 +34,7 @@ from training.channel.child_process import (
     take_control_pipe,
 )
 from training.channel.control_pipe import ControlPipe
-from training.channel.exchange import Contribution, Lease, Outcome, RunClock, TraceRoots
+from training.channel.exchange import Contribution, Outcome, RunClock, TraceRoots
 from training.channel.frames import Audit, Ready, Reopen, Start, Validation
 from training.channel.manifest_file import read_manifest
 from training.channel.trainer_end import (

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from node.cells.shard_store import ShardStore
-from node.hooks import NodeHooks
+from node.holdings.shard_store import ShardStore
+from node.plane.hooks import NodeHooks
 from node.state.folder import write_atomically
 from protocol.identity import PeerId, Signer
 from sim.attacks import ATTACKS

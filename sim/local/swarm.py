@@ -10,7 +10,7 @@ import trio
 from node.demo.events import parse_event
 from node.demo.log_tail import log_tail
 from node.demo.node_process import NodeProcess
-from node.exit_codes import EXIT_REFUSED
+from node.processes.exit_codes import EXIT_REFUSED
 from protocol.errors import StateError
 from sim.local.local_node import ALL_HERE_FILE, LocalNode, node_name
 from sim.local.options import LocalOptions

@@ -12,9 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.cells.shard_store import ShardStore
-from node.durable.checkpoints import stored_states
-from node.durable.receipts import RECEIPTS_FILE
+from node.holdings.checkpoints import stored_states
+from node.holdings.receipts import RECEIPTS_FILE
+from node.holdings.shard_store import ShardStore
 from node.reporting.tracing import (
     Adopted,
     Confirmed,

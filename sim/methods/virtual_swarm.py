@@ -12,11 +12,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from protocol.leases import Lease
 from sim.methods.baton import Baton
+from sim.methods.modest import MODELS_MIN, View, sample
 from sim.methods.staleness import CONSTANT, Staleness
-from training.channel.exchange import Contribution, Lease, Outcome, RunClock, RunStart
+from training.channel.exchange import Contribution, Outcome, RunClock, RunStart
 from training.loop.replicas import MemorySession, MemoryTicket, Swarm, Weights
-from training.methods.modest import MODELS_MIN, View, sample
 from training.outer.optimizers import OuterInfo
 
 T = TypeVar("T")

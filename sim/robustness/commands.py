@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from node.exit_codes import EXIT_DONE, EXIT_FAILED
+from node.processes.exit_codes import EXIT_DONE, EXIT_FAILED
 from node.state.folder import write_atomically
 from protocol.errors import ConfigError
 from sim.compiled.builds import cores

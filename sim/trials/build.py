@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from node.rules.round_view import RoundConfig
+from node.holdings.states import round_config
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
 from sim.attacks import ATTACKS
@@ -98,7 +98,7 @@ def device_of(scenario: Scenario, seed: int, name: str) -> Device:
 def seat_members(world: World, scenario: Scenario, seed: int, names: dict[str, PeerId]) -> None:
     """All members join; the founder waits for them, so that the first round has all."""
     without = frozenset(scenario.without)
-    config = replace(RoundConfig.from_manifest(world.manifest), without=without)
+    config = replace(round_config(world.manifest), without=without)
     for number, (name, peer) in enumerate(names.items()):
         is_waiting = number == 0 and not world.settings.seated
         wait = replace(config, wait_seats=len(names) - 1) if is_waiting else config

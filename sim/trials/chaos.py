@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from node import events as ev
 from node.reporting.tracing import Adopted, Confirmed, Ended, Record, Synced
-from node.rules.roster import has_quorum
-from node.rules.round_view import RoundView
+from protocol import events as ev
 from protocol.identity import PeerId
+from protocol.rounds.roster import has_quorum
+from protocol.rounds.round_view import RoundView
 from sim.trials.blows import BLOWS, Blow, Members, Undo
 from sim.trials.faults import ANY, CLOSER, NEXT_CLOSER, WorldFault
 from sim.trials.phases import PHASES, Phase, phase_of

@@ -6,10 +6,10 @@ are carried out. "Recorded" is the moment in which R12 lives: durable, and heard
 
 from collections.abc import Callable, Mapping
 
-from node import events as ev
-from node.rules.round_view import RoundView
+from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.messages import Kind
+from protocol.rounds.round_view import RoundView
 
 Phase = Callable[[RoundView, ev.CoreAction | None], bool]
 """Whether the node whose view it is stands there, about to carry out that action."""

@@ -4,8 +4,8 @@ import shlex
 import subprocess
 from pathlib import Path
 
+from node.processes.version import version as package_version
 from node.state.folder import write_atomically
-from node.version import version as package_version
 from sim.trials.outcome import Outcome
 from sim.trials.scenario import Scenario, settled
 from sim.trials.scenario_text import scenario_text

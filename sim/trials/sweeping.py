@@ -8,7 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from node.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
+from node.processes.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
 from node.state.folder import write_atomically
 from protocol.errors import ConfigError
 from sim.compiled.builds import choose, cores

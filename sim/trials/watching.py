@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from node import events as ev
 from node.reporting.tracing import Began, Record
+from protocol import events as ev
 from protocol.identity import KeyedHashSigner, PeerId, Signer
 from protocol.messages import Kind
 from sim.checks.bounds import Bounds

@@ -1,19 +1,20 @@
-"""One simulated process, made of what its peer owns. Nothing runs yet; as `node.assembly`."""
+"""One simulated process, made of what its peer owns. Nothing runs yet; as
+`node.daemon.assembly`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from node.cells.shard_store import ShardStore
-from node.core import NodeCore
-from node.rules.chain import genesis
-from node.rules.rare import Rare, never
-from node.rules.round_config import as_it_is
-from node.rules.round_view import RoundConfig
+from node.holdings.shard_store import ShardStore
+from protocol.core.node_core import NodeCore
 from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import RunManifest
 from protocol.messages import Roster, SealCertificate, SeatRecord
+from protocol.rounds.chain import genesis
+from protocol.rounds.rare import Rare, never
+from protocol.rounds.round_config import as_it_is
+from protocol.rounds.round_view import RoundConfig
 from sim.world.devices import Clock, Device
 from sim.world.disk import Disk
 from sim.world.nodes import Around, NodeParts

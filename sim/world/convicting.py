@@ -4,9 +4,9 @@ It does what `node.shared_state` and gossip do with evidence, without all their 
 linked peers push what is new, and tell a new neighbour what they hold.
 """
 
-from node import events as ev
-from node.peers.strikes import Strikes
 from node.reporting.tracing import Convicted
+from protocol import events as ev
+from protocol.core.strikes import Strikes
 from protocol.errors import PeerError
 from protocol.evidence import Evidence, decode_evidence
 from protocol.gossip import Entries

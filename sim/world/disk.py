@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from blake3 import blake3
 
-from node.cells.shard_store import ShardStore
-from node.durable.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
-from node.durable.recovery import StoredState
-from node.state_transfer.partial_cells import PartialCells
-from node.state_transfer.served import FindCheckpoint, StateInMemory
+from node.holdings.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
+from node.holdings.recovery import StoredState
+from node.holdings.shard_store import ShardStore
+from node.plane.partial_cells import PartialCells
+from node.plane.served import FindCheckpoint, StateInMemory
 from protocol.identity import PeerId
 from protocol.messages import SealCertificate
 from sim.world.files import Fate, SimFiles
@@ -142,7 +142,7 @@ class Disk:
             files.exists(path) and files.content(path)
             for path in (RUN_FOLDER / SLOTS_FILE, RUN_FOLDER / CHAIN_FILE)
         )
-        # As a node whose key is older than what its run's folder has (`node.assembly`).
+        # As a node whose key is older than what its run's folder has (`node.daemon.assembly`).
         is_wiped = self._is_wiped and is_empty and not self._checkpoints()
         self._journal = FileJournal(
             RUN_FOLDER,

@@ -1,6 +1,6 @@
 """One process of a simulated node: events into the core, and its actions carried out, in order.
 
-It does what `node.exchange` does, without its threads: disk and arithmetic take no time of the
+It does what `node.daemon.driver` does, without its threads: disk and arithmetic take no time of the
 loop's own, what goes to the worker thread is done when its time is over. What that and the rest of
 the edge leave out is listed in `sim.world.world`.
 """
@@ -9,17 +9,16 @@ from collections import deque
 from dataclasses import replace
 from math import inf
 
-from node import events as ev
-from node.cells import bulk
-from node.cells.seat_proof import seat_proven
-from node.cells.shard_store import State
-from node.durable.batch import batch_of
-from node.durable.recovery import StoredState, take_state
+from node.holdings.batch import batch_of
+from node.holdings.recovery import StoredState, take_state
+from node.holdings.shard_store import State
 from node.peers.bent_links import FLOOD_BYTES_PER_S
-from node.peers.budgets import Budgets, about_bytes, cost_s
 from node.peers.handing_over import HAND_OVER_S_MAX, HandingOver
 from node.peers.lingering import Lingering
-from node.peers.strikes import Strikes
+from node.plane import bulk
+from node.plane.gathered import Gathered
+from node.plane.seat_proof import seat_proven
+from node.plane.served import Served
 from node.reporting.tracing import (
     Adopted,
     Advanced,
@@ -30,15 +29,16 @@ from node.reporting.tracing import (
     Signed,
     Synced,
 )
-from node.rules.restart import Restart
-from node.rules.round_view import RoundView
-from node.state_transfer.gathered import Gathered
-from node.state_transfer.served import Served
+from protocol import events as ev
 from protocol import limits
+from protocol.core.budgets import Budgets, about_bytes, cost_s
+from protocol.core.strikes import Strikes
 from protocol.frames import Chain, Frame
 from protocol.gossip import Entries
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealCertificate
+from protocol.rounds.restart import Restart
+from protocol.rounds.round_view import RoundView
 from sim.attacks.wrong_sum import spoiled_gram, spoiled_sum
 from sim.world.convicting import Convicting
 from sim.world.nodes import Around, NodeParts, Session, SimNode, Transfer, Wire
@@ -47,7 +47,7 @@ from sim.world.transfers import Transfers
 from sim.world.work import SimWork
 
 LEAVE_S = 0.2
-"""As `node.running`: for the LEAVE to reach the peers before the streams close."""
+"""As `node.daemon.running`: for the LEAVE to reach the peers before the streams close."""
 
 TRAINER_END_S, TRAINER_LOOK_S = 5.0, 0.1
 """For the trainer's last look, and how often it is asked whether it is through."""

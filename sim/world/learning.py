@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from training.channel.exchange import Lease
+from protocol.leases import Lease
 
 Vector = NDArray[np.float32]
 

@@ -11,19 +11,19 @@ from dataclasses import dataclass, field
 import numpy as np
 from blake3 import blake3
 
-from node import events as ev
-from node.cells.shard_store import Item, ShardStore, State
-from node.cells.work_store import WorkStore
-from node.core import NodeCore
-from node.hooks import NodeHooks
+from node.holdings.shard_store import Item, ShardStore, State
+from node.holdings.work_store import WorkStore
+from node.plane.gathered import Gathered
+from node.plane.hooks import NodeHooks
+from node.plane.served import Served
 from node.reporting.tracing import Record
-from node.rules.restart import Restart
-from node.state_transfer.gathered import Gathered
-from node.state_transfer.served import Served
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.frames import BulkHeader
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
+from protocol.rounds.restart import Restart
 from sim.attacks.together import Conspiracy
 from sim.world.devices import Clock, Device
 from sim.world.disk import Disk, DiskSpec
@@ -43,14 +43,15 @@ class WorldSettings:
 
     `is_signing_for_real` takes Ed25519 in place of keyed hashes, `is_encoding` sends every frame
     and header through its wire form. `rare` is the chance that a named rare branch is taken
-    (`node.rules.rare`). `trainer` is what nodes learn: a made-up drift, or a small model on text
-    (`sim.world.text_model`). `linger_s` is how long a node serves its peers after the last round;
-    if it is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what each gives
-    joiners of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from the
-    start, as in a run that is old already: open runs admit few voters in sixteen rounds. `liars`
-    are bent; a `conspiracy` of theirs hears of all that is made. `costs_time` says that frames keep
-    a node's loop busy, for as long as `node.peers.budgets` puts them at: where somebody floods it.
-    `is_sharing` has equal results worked out once for all nodes (`sim.world.sharing`).
+    (`protocol.rounds.rare`). `trainer` is what nodes learn: a made-up drift, or a small model on
+    text (`sim.world.text_model`). `linger_s` is how long a node serves its peers after the last
+    round; if it is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what each
+    gives joiners of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from
+    the start, as in a run that is old already: open runs admit few voters in sixteen rounds.
+    `liars` are bent; a `conspiracy` of theirs hears of all that is made. `costs_time` says that
+    frames keep a node's loop busy, for as long as `protocol.core.budgets` puts them at: where
+    somebody floods it. `is_sharing` has equal results worked out once for all nodes
+    (`sim.world.sharing`).
     """
 
     is_signing_for_real: bool = False

@@ -8,7 +8,7 @@ a later one. A direction that is silent ends nobody's link before `Link.break_s`
 from collections.abc import Iterable
 from functools import partial
 
-from node import events as ev
+from protocol import events as ev
 from protocol.frames import Frame, decode_frame, encode_frame
 from protocol.identity import PeerId, short_id
 from sim.world.links import Direction

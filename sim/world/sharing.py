@@ -5,23 +5,23 @@ the bit, or by the bytes themselves. A node that holds anything else finds no en
 own out. So nobody is said to hold what it would not hold; what is not seen is a node whose own
 arithmetic goes wrong on equal inputs. That is why some worlds share nothing (`shares`).
 
-The rules ask a seam for what follows from seals (`node.rules.derived`) and know no more of it; the
-rest lies at the edge. A real node has nothing like it.
+The rules ask a seam for what follows from seals (`protocol.rounds.derived`) and know no more of it;
+the rest lies at the edge. A real node has nothing like it.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 
-from node.cells.shard_store import ShardStore, State, Step, Vector
-from node.durable.record_log import packed_record
-from node.durable.recovery import StoredState
-from node.rules.chain import seal_value
-from node.rules.reducers import Slice, slices
-from node.rules.roster import ClockRules, leased_for
-from node.rules.round_view import RoundView
+from node.holdings.record_log import packed_record
+from node.holdings.recovery import StoredState
+from node.holdings.shard_store import ShardStore, State, Step, Vector
 from protocol.identity import PeerId, Signer
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from protocol.messages import Roster, SealValue
-from training.channel.exchange import Lease
+from protocol.rounds.chain import seal_value
+from protocol.rounds.reducers import Slice, slices
+from protocol.rounds.roster import ClockRules, leased_for
+from protocol.rounds.round_view import RoundView
 from training.compression import Codec
 from training.files.durable import Bytes
 

@@ -13,9 +13,9 @@ import random
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from sim.world.learning import Learned, Vector
-from training.channel.exchange import Lease
 
 NUM_SYMBOLS = 8
 NUM_SAMPLES = 1 << 15

@@ -14,17 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from node import events as ev
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
+from protocol import events as ev
 from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId
+from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
+from protocol.segments import cells_of, encoded_end, root_of, vectors_of
 from sim.world.learning import Learner
 from training.audits.rerun import NO_START
-from training.audits.segments import cells_of, encoded_end, root_of, vectors_of
-from training.channel.exchange import Lease
 from training.compression import ErrorFeedback, make_codec
-from training.data.leases import lease_size, part_of_lease
 
 Vector = NDArray[np.float32]
 

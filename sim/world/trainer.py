@@ -11,16 +11,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from node import events as ev
-from node.rules.fates import Fates
+from protocol import events as ev
 from protocol.identity import PeerId
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
+from protocol.rounds.fates import Fates
+from protocol.segments import TRACES_KEPT, cells_of
 from sim.world.learning import Learned as Learned
 from sim.world.learning import Learner as Learner
 from sim.world.learning import Vector as Vector
 from sim.world.traced_work import Traced, TracedWork
-from training.audits.segments import TRACES_KEPT, cells_of
-from training.channel.exchange import Lease
 from training.compression import Encoded, ErrorFeedback, make_codec, with_grades
 
 INNER_STATES_KEPT = 3

@@ -1,4 +1,4 @@
-"""Cells over streams of their own, checked on arrival: `node.cells.bulk_streams` in virtual time.
+"""Cells over streams of their own, checked on arrival: `node.plane.bulk_streams` in virtual time.
 
 A transfer that takes long arrives in pieces, so that bytes are a sign of life here too, and what
 breaks in the middle leaves what came before it. What is not modelled is the pace: frames do not
@@ -7,14 +7,14 @@ wait behind cells here.
 
 from math import inf
 
-from node import events as ev
-from node.cells import bulk
-from node.cells.bulk_queue import PushQueue
-from node.cells.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
-from node.cells.shard_store import Item
-from node.cells.work_desk import EARLY_S
-from node.state_transfer.gathered import WrongStep
-from node.state_transfer.throttle import Throttle
+from node.holdings.shard_store import Item
+from node.plane import bulk
+from node.plane.bulk_queue import PushQueue
+from node.plane.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
+from node.plane.gathered import WrongStep
+from node.plane.throttle import Throttle
+from node.plane.work_desk import EARLY_S
+from protocol import events as ev
 from protocol import limits
 from protocol.errors import PeerError, StateError, StreamClosedError
 from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems

@@ -4,10 +4,10 @@ A trainer finishes what it began: where the round went on without it, its contri
 late, and only then it hears what became of it.
 """
 
-from node import events as ev
-from node.rules.fates import Fates
 from node.trainers.wanted import Wanted
+from protocol import events as ev
 from protocol.identity import short_id
+from protocol.rounds.fates import Fates
 from sim.world.nodes import Around, SimNode
 from sim.world.trainer import Flight, Vector
 from training.compression import Encoded

@@ -15,12 +15,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from math import inf
 
-from node import events as ev
-from node.durable.recovery import recover
+from node.holdings.recovery import recover
+from node.holdings.states import round_config
 from node.reporting.tracing import Accused, Ended, Record, Tracer
-from node.rules.round_view import RoundConfig
+from protocol import events as ev
 from protocol.identity import KeyedHashSigner, PeerId, Signer, short_id
 from protocol.manifest import RunManifest
+from protocol.rounds.round_view import RoundConfig
 from sim.world.assembly import Owned, assemble
 from sim.world.calendar_queue import CalendarQueue
 from sim.world.devices import Device
@@ -201,7 +202,7 @@ class World(Around):
         assert peer not in self.nodes, "it is here already: bounce it"
         owned = Owned(
             signer=self._signers.get(peer) or KeyedHashSigner(peer),
-            config=config or RoundConfig.from_manifest(self.manifest),
+            config=config or round_config(self.manifest),
             device=device or self._device,
             disk=Disk(
                 self.luck(f"disk/{short_id(peer)}"), self.settings.disk, self.shared, peer=peer

@@ -14,9 +14,12 @@ MAY_IMPORT = {
     "dht": ("protocol", "dht"),
     "training": (
         "protocol.errors",
+        "protocol.gram_wire",
         "protocol.grid",
+        "protocol.leases",
         "protocol.limits",
         "protocol.manifest",
+        "protocol.segments",
         "training",
     ),
     "node": ("protocol", "dht", "training", "node"),

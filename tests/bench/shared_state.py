@@ -15,12 +15,12 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
-from node.shared_state.book import SharedState
-from node.shared_state.store import DATABASE, Store
 from protocol import limits
 from protocol.entries import decode_entry
 from protocol.entry_kinds import EntryKind
 from protocol.identity import Ed25519Signer
+from protocol.shared_state.book import SharedState
+from protocol.shared_state.store import DATABASE, Store
 from protocol.wire import encode
 from tests.node.shared_state.scene import RUN, WALL_S, make_entry
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from node.durable.record_log import read_records
+from node.holdings.record_log import read_records
 from node.state.folder import MANIFEST_FILE, RUNS_FOLDER
 from node.state.keystore import load_or_create_identity
 from node.state.stored_manifest import read_signed_manifest

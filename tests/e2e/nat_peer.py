@@ -11,8 +11,8 @@ import sys
 import trio
 
 from dht.transport.libp2p_transport import TransportConfig, open_transport
-from node.config import parse_peer_address
 from node.peers.listening import full_addresses
+from node.state.config import parse_peer_address
 
 SINK = "/test/sink/1"
 MIB = 1 << 20

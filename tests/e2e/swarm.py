@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from node.demo.options import DemoOptions
 from node.demo.recipe import demo_manifest
-from node.durable.journal import CHAIN_FILE
-from node.durable.record_log import read_records
+from node.holdings.journal import CHAIN_FILE
+from node.holdings.record_log import read_records
 from node.state.folder import mark_unsigned, run_folder
 from node.state.keystore import load_or_create_identity
 from protocol.manifest import RunManifest, Setting, StopSpec, sign_manifest

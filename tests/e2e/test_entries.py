@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from node.shared_state.store import Store
 from node.status.client import ask_plain, find_api
 from protocol.entries import Entry, decode_entry
 from protocol.entry_kinds import EntryKind
 from protocol.errors import ConfigError, NetworkError
 from protocol.evidence import is_evidence
+from protocol.shared_state.store import Store
 from tests.e2e.swarm import NodeUnderTest, Swarm, swarm_of
 
 INNER_STEPS = 80

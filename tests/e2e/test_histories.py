@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from node.peers.two_histories import PROOF_FILE, keep_told
 from node.state.folder import KEY_FILE, mark_unsigned, run_folder
-from node.state.two_histories import PROOF_FILE, keep_told
-from node.state_transfer.origins import NamedSeal
+from protocol.catching_up.origins import NamedSeal
 from tests.e2e.swarm import NodeUnderTest, Swarm, address_of, started, swarm_of
 
 FAR = 24

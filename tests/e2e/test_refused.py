@@ -32,7 +32,7 @@ EVERYWHERE = ("--listen", "/ip4/0.0.0.0/tcp/0")
 
 def slowness(folder: Path) -> float:
     """How many times longer a start takes here now than on a machine that does nothing else."""
-    program = "import node.foreground, time; print(time.process_time())"
+    program = "import node.daemon.foreground, time; print(time.process_time())"
     began_s = time.monotonic()
     done = subprocess.run(
         [sys.executable, "-P", "-c", program],

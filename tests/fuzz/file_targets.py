@@ -21,6 +21,7 @@ from protocol.errors import (
     PeerError,
 )
 from protocol.manifest import AuditSpec
+from protocol.segments import MOMENTS, SegmentPlace, SegmentState
 from tests.fuzz.mutations import json_bytes
 from tests.fuzz.target import (
     FILE_BYTES,
@@ -35,7 +36,6 @@ from tests.node.state_run import StateRun, founded, write_state
 from tests.training.files.test_exported import provenance_of
 from tests.training.loop.test_inner_state import state as inner_state
 from tests.training.replicas import small_manifest
-from training.audits.segments import MOMENTS, SegmentPlace, SegmentState
 from training.audits.traces import TraceFolder, read_trace_names
 from training.channel.manifest_file import open_known_manifest, read_manifest
 from training.device.inner import (

@@ -8,10 +8,12 @@ from tempfile import TemporaryDirectory
 
 from blake3 import blake3
 
-from node.cells.shard_store import Item
-from node.durable.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
-from node.durable.receipts import RECEIPTS_FILE
-from node.durable.record_log import RECORD_BYTES_MAX, pack_record, read_records
+from node.holdings.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
+from node.holdings.receipts import RECEIPTS_FILE
+from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, read_records
+from node.holdings.shard_store import Item
+from node.plane.partial_cells import FETCH_FILE, PartialCells
+from node.settings.run_store import founded_runs
 from node.settings.run_template import run_file_text
 from node.state.folder import (
     FOUNDED_FILE,
@@ -23,9 +25,7 @@ from node.state.folder import (
 )
 from node.state.keystore import load_or_create_identity
 from node.state.known_peers import KnownPeer, KnownPeers, decode_known_peers, read_known_peers
-from node.state.run_store import founded_runs
 from node.state.stored_manifest import read_signed_manifest, stored_manifest
-from node.state_transfer.partial_cells import FETCH_FILE, PartialCells
 from node.status.client import find_api
 from node.using.checkpoint_find import find_run
 from node.using.ledger import export_ledger, verify_ledger
@@ -247,7 +247,7 @@ TARGETS = [
     ),
     Target(
         name="record log",
-        covers=("node.durable.record_log.read_records",),
+        covers=("node.holdings.record_log.read_records",),
         read=from_file(read_records, "records.log"),
         errors=(),
         examples=lambda: SLOT_RECORDS,
@@ -256,7 +256,7 @@ TARGETS = [
     ),
     Target(
         name="fetched cells",
-        covers=("node.state_transfer.partial_cells.PartialCells.read",),
+        covers=("node.plane.partial_cells.PartialCells.read",),
         read=_partial_cells,
         errors=(),
         examples=_fetched_cells,
@@ -267,12 +267,12 @@ TARGETS = [
         Target(
             name=f"journal {name.replace('/', ' ')}",
             covers=(
-                "node.durable.journal.FileJournal",
-                "node.durable.journal.FileJournal.read_chain",
-                "node.durable.journal.FileJournal.read_receipts",
-                "node.durable.receipts.ReceiptLog.read",
-                "node.durable.receipts.decode_receipts",
-                "node.durable.record_log.RecordLog.read",
+                "node.holdings.journal.FileJournal",
+                "node.holdings.journal.FileJournal.read_chain",
+                "node.holdings.journal.FileJournal.read_receipts",
+                "node.holdings.receipts.ReceiptLog.read",
+                "node.holdings.receipts.decode_receipts",
+                "node.holdings.record_log.RecordLog.read",
             ),
             read=_journal(name),
             errors=(),
@@ -321,7 +321,7 @@ TARGETS = [
     ),
     Target(
         name="founded.json",
-        covers=("node.state.run_store.founded_runs",),
+        covers=("node.settings.run_store.founded_runs",),
         read=_founded,
         errors=(ConfigError,),
         trees=lambda: ({"source": "/home/somebody/run.toml"},),

@@ -7,11 +7,10 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from node.cells.bulk_streams import BulkStreams
 from node.demo.events import parse_event
 from node.peers.handshake import shake_hands
+from node.plane.bulk_streams import BulkStreams
 from node.reporting.json_text import to_plain
-from node.rules.bit_maps import pack_senders, unpack_senders
 from node.status.records import NodeStatus, PeerTable, R, RoundTable, from_plain
 from protocol import limits
 from protocol.errors import (
@@ -25,6 +24,7 @@ from protocol.errors import (
 from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems, Hello, Refusal, encode_frame
 from protocol.identity import PeerId
 from protocol.manifest import WIRE_VERSION
+from protocol.rounds.bit_maps import pack_senders, unpack_senders
 from protocol.wire import encode
 from tests.fuzz.mutations import json_bytes
 from tests.fuzz.protocol_targets import ADDRESSES
@@ -208,7 +208,7 @@ TARGETS = [
     ),
     Target(
         name="bit map of senders",
-        covers=("node.rules.bit_maps.unpack_senders",),
+        covers=("protocol.rounds.bit_maps.unpack_senders",),
         read=from_bytes(_senders),
         errors=(),
         examples=lambda: (b"\x03", b"\x01\x00"),
@@ -235,7 +235,7 @@ TARGETS = [
     ),
     Target(
         name="bulk stream",
-        covers=("node.cells.bulk_streams.BulkStreams.accept",),
+        covers=("node.plane.bulk_streams.BulkStreams.accept",),
         read=_bulk,
         errors=(PeerError, NetworkError),
         examples=lambda: (_desks()[1],),

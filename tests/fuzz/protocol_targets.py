@@ -6,8 +6,7 @@ from typing import Any
 from node.peers.announcement import Announcement
 from node.peers.invite import Invite, InvitePeer
 from node.peers.public_runs import RunAdvert
-from node.rules.credit import Credit, Folded
-from node.state.two_histories import ToldFile
+from node.peers.two_histories import ToldFile
 from node.using.ledger import FORMAT, ExportHead
 from protocol import limits
 from protocol.entry_kinds import Accusation
@@ -20,6 +19,7 @@ from protocol.frames import decode_frame, encode_frame
 from protocol.identity import parse_peer_id, peer_id_text
 from protocol.manifest import open_manifest
 from protocol.messages import FilledSlot, decode_body, decode_message
+from protocol.rounds.credit import Credit, Folded
 from protocol.wire import decode, encode
 from tests.dht.kademlia.test_messages import PAIRS
 from tests.fuzz.target import PACKER_BYTES, STACK_BYTES, Target, from_bytes, from_text

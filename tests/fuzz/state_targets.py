@@ -6,18 +6,19 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from node.shared_state.book import SharedState
-from node.shared_state.store import DATABASE, MARK, Store
 from node.state.evidence_files import read_evidence
 from protocol import limits
 from protocol.entries import decode_entry
 from protocol.errors import ConfigError, PeerError
 from protocol.evidence import decode_evidence
+from protocol.gram_wire import from_wire
+from protocol.shared_state.book import SharedState
+from protocol.shared_state.store import DATABASE, MARK, Store
 from protocol.wire import encode
 from tests.fuzz.protocol_targets import WIRE_BASE, WIRE_FACTOR
 from tests.fuzz.target import FILE_BYTES, STACK_BYTES, Target, from_bytes, from_file
 from tests.protocol.entry_vectors import ENTRIES, EVIDENCE, RUN, SIGNER
-from training.numeric.gram import from_wire, gram_stats, wire_form
+from training.numeric.gram import gram_stats, wire_form
 
 WALL_S = 1_760_000_100.0
 
@@ -94,7 +95,7 @@ def _gram_matrices() -> tuple[bytes, ...]:
 TARGETS = [
     Target(
         name="Gram matrix of a slice",
-        covers=("training.numeric.gram.from_wire",),
+        covers=("protocol.gram_wire.from_wire",),
         read=from_bytes(from_wire),
         errors=(ValueError,),
         examples=_gram_matrices,
@@ -130,7 +131,7 @@ TARGETS = [
     ),
     Target(
         name="what gossip offers",
-        covers=("node.shared_state.book.SharedState.offer",),
+        covers=("protocol.shared_state.book.SharedState.offer",),
         read=from_bytes(_offer),
         errors=(RefusedHere,),
         examples=lambda: _entries() + _evidence(),
@@ -139,7 +140,7 @@ TARGETS = [
     ),
     Target(
         name="database of the state",
-        covers=("node.shared_state.store.Store",),
+        covers=("protocol.shared_state.store.Store",),
         read=_store_file(DATABASE),
         errors=(),
         examples=lambda: (_stored()[DATABASE],),
@@ -149,7 +150,7 @@ TARGETS = [
     ),
     Target(
         name="mark of the state",
-        covers=("node.shared_state.store.Store",),
+        covers=("protocol.shared_state.store.Store",),
         read=_store_file(MARK),
         errors=(),
         examples=lambda: (_stored()[MARK],),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
-from node.durable.journal import RESULTS_FOLDER, FileJournal
+from node.holdings.journal import RESULTS_FOLDER, FileJournal
 from tests.fuzz import (
     channel_targets,
     dht_targets,

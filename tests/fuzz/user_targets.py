@@ -11,18 +11,18 @@ from blake3 import blake3
 from dht.reaching.circuits import decode_word, encode_word, parse_circuit
 from dht.reaching.dial_back import decode_check, encode_check
 from dht.reaching.punching import decode_signal, encode_signal
-from node.config import parse_dialable, parse_listen, parse_peer_address
 from node.peers.invite import LINK_PREFIX, invite_link, parse_invite
 from node.peers.joining import parse_target
 from node.peers.link_input import read_target
+from node.peers.two_histories import TOLD_FILE, ToldFile, read_told
 from node.reporting.tracing import parse_trace_line, trace_line
 from node.settings.node_file import NodeFile, node_config, read_node_file
 from node.settings.run_file import Founder, build_manifest, read_run_file
 from node.settings.run_template import run_file_text
+from node.state.config import parse_dialable, parse_listen, parse_peer_address
 from node.state.folder import MANIFEST_FILE, NODE_FILE
 from node.state.invitations import read_credential
 from node.state.psk import read_psk
-from node.state.two_histories import TOLD_FILE, ToldFile, read_told
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, ManifestError, PeerError, StateError
 from protocol.identity import peer_id_text
@@ -254,7 +254,7 @@ TARGETS = [
     ),
     Target(
         name="seal that an invite link named",
-        covers=("node.state.two_histories.read_told",),
+        covers=("node.peers.two_histories.read_told",),
         read=from_file(lambda path: read_told(path.parent), TOLD_FILE),
         errors=(StateError,),
         examples=lambda: (encode(ToldFile(7, bytes(32))),),

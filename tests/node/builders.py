@@ -9,12 +9,8 @@ from typing import Any
 
 from blake3 import blake3
 
-from node import events as ev
-from node.round import RoundMachine
-from node.rules.ballots import BallotEntry
-from node.rules.chain import genesis
-from node.rules.roster import ClockRules
-from node.rules.round_view import RoundConfig, RoundView
+from node.holdings.states import cell_sizes
+from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.manifest import RunManifest, TimingSpec
@@ -37,18 +33,16 @@ from protocol.messages import (
     list_digest,
     sign_message,
 )
+from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.chain import genesis
+from protocol.rounds.roster import ClockRules
+from protocol.rounds.round_machine import RoundMachine
+from protocol.rounds.round_view import RoundConfig, RoundView
 from sim.world.toy_run import toy_run
 from sim.world.world import peer_named
 
 ROOT = blake3(b"state").digest()
 CLOCK_RULES = ClockRules(samples_each=10, rounds=1000, tokens=0)
-CONFIG = RoundConfig(
-    trust="friends",
-    fragment_cells=(3,),
-    clock=CLOCK_RULES,
-    deadline_floor_s=1.0,
-    deadline_cap_s=10.0,
-)
 
 
 def peers_named(count: int) -> tuple[PeerId, ...]:
@@ -60,6 +54,16 @@ def toy_manifest(founder: PeerId, *, rounds: int = 5, cells: int = 4) -> RunMani
     """A run over a vector of `cells` cells, the last of them not full."""
     timing = TimingSpec(deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0)
     return toy_run(founder, rounds=rounds, cells=cells, timing=timing)
+
+
+CONFIG = RoundConfig(
+    trust="friends",
+    fragment_cells=(3,),
+    clock=CLOCK_RULES,
+    deadline_floor_s=1.0,
+    deadline_cap_s=10.0,
+    cell_sizes=cell_sizes(toy_manifest(peer_named("n0"))),
+)
 
 
 def seat(peer: PeerId, *, since: int = 0, proved: int = 4, absent: int = 0) -> SeatRecord:

@@ -1,11 +1,11 @@
 """Cores of a toy run for tests, and what came of an event."""
 
-from node import events as ev
-from node.core import NodeCore
-from node.rules.chain import genesis
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.frames import Frame, Heartbeat, Messages
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Kind, SealCertificate
+from protocol.rounds.chain import genesis
 from tests.node.builders import CONFIG, ROOT, head_of, peers_named, toy_manifest
 
 A, B, C, D = peers_named(4)

@@ -7,23 +7,23 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from node import events as ev
-from node.cells.bulk_streams import BulkStreams
-from node.cells.shard_store import ShardStore, State
-from node.core import NodeCore
-from node.durable.journal import FileJournal
-from node.durable.write_ahead import WriteAhead
-from node.hooks import NodeHooks
-from node.rules.chain import genesis
-from node.rules.round_view import RoundConfig
-from node.state_transfer.gathered import Gathered
-from node.state_transfer.partial_cells import PartialCells
-from node.state_transfer.served import Served
-from node.state_transfer.state_streams import StateParts
+from node.holdings.journal import FileJournal
+from node.holdings.shard_store import ShardStore, State
+from node.holdings.states import round_config
+from node.holdings.write_ahead import WriteAhead
+from node.plane.bulk_streams import BulkStreams
+from node.plane.gathered import Gathered
+from node.plane.hooks import NodeHooks
+from node.plane.partial_cells import PartialCells
+from node.plane.served import Served
+from node.plane.state_streams import StateParts
 from node.status.board import EventLog
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest, SignedManifest, sign_manifest
 from protocol.messages import SealCertificate
+from protocol.rounds.chain import genesis
 from sim.world.files import SimFiles
 from tests.memory_transport import MemoryTransport
 from tests.node import builders
@@ -50,7 +50,7 @@ class Desk:
         self.signer = Ed25519Signer(seed)
         self.store = ShardStore(manifest, 0, np.zeros(NUMEL, dtype=np.float32))
         start = genesis(manifest, 0, self.store.state.root)
-        config = RoundConfig.from_manifest(manifest)
+        config = round_config(manifest)
         self.core = NodeCore(manifest, config, self.signer, start, now_s=0.0)
         self.told: list[ev.CoreEvent | ev.Fault] = []
         self.states: list[tuple[SealCertificate, State]] = []

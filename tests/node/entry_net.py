@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING
 import trio
 
 from dht.directory import KademliaDirectory
-from node import events as ev
-from node.config import PeerAddress
+from node.peers.entry_exchange import EntryExchange, EntryParts
 from node.peers.links import CONTROL_PROTOCOL, Links
-from node.shared_state.entry_exchange import EntryExchange, EntryParts
-from node.shared_state.store import Store
+from node.state.config import PeerAddress
 from node.status.board import EventLog, Field, StatusBoard
+from protocol import events as ev
 from protocol.entry_kinds import EntryKind
 from protocol.identity import Ed25519Signer, PeerId
+from protocol.shared_state.store import Store
 from tests.memory_transport import MemoryNetwork, MemoryTransport
 from tests.node.edge import Desk, signed, toy_manifest
 

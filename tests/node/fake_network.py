@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from node.network_child import NetworkChild
+from node.daemon.network_child import NetworkChild
 from node.swarm import Swarm
 from protocol.errors import TrainerError
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from tests.training.disk_run import MANIFEST_FILE
 from training.channel.control_pipe import ControlPipe
-from training.channel.exchange import Lease, RunClock
+from training.channel.exchange import RunClock
 from training.channel.frames import (
     FROM_USER,
     TO_USER,

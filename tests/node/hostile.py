@@ -10,9 +10,9 @@ from pathlib import Path
 import trio
 
 from dht.transport.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
-from node.config import PeerAddress
 from node.peers.handshake import shake_hands
 from node.peers.links import CONTROL_PROTOCOL
+from node.state.config import PeerAddress
 from protocol import limits
 from protocol.errors import BarnraiseError, NetworkError
 from protocol.identity import Ed25519Signer, peer_id_text

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from node.durable.journal import RESULTS_FOLDER, ROUNDS_OF_SLOTS, FileJournal
+from node.holdings.journal import RESULTS_FOLDER, ROUNDS_OF_SLOTS, FileJournal
 from protocol.messages import SealCertificate, SignedMessage
 from sim.world.files import Fate, SimFiles
 from tests.node.builders import Voice, head_of, peers_named

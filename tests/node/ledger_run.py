@@ -5,11 +5,9 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from node.durable.receipts import RECEIPTS_FILE, ReceiptLog, decode_receipts
-from node.durable.record_log import RECORD_BYTES_MAX, pack_record, stream_records
-from node.rules.chain import genesis
-from node.rules.credit import Folded, LedgerStatement
-from node.rules.round_view import RoundConfig
+from node.holdings.receipts import RECEIPTS_FILE, ReceiptLog, decode_receipts
+from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, stream_records
+from node.holdings.states import round_config
 from node.state.folder import MANIFEST_FILE, run_folder
 from node.state.stored_manifest import ANY_SIGNER
 from node.using.checkpoint_find import RunOnDisk, find_run
@@ -25,6 +23,8 @@ from protocol.messages import (
     Slot,
     sign_message,
 )
+from protocol.rounds.chain import genesis
+from protocol.rounds.credit import Folded, LedgerStatement
 from protocol.wire import decode, encode
 from sim.world.nodes import signer_named
 from sim.world.world import World, WorldSettings
@@ -51,7 +51,7 @@ def played() -> World:
     world = World(manifest(), seed=5, settings=WorldSettings(is_signing_for_real=True))
     for name in (FOUNDER, SECOND, LATE):
         world.peer(name)
-    config = replace(RoundConfig.from_manifest(manifest()), wait_seats=1)
+    config = replace(round_config(manifest()), wait_seats=1)
     world.join(peer(FOUNDER), config=config)
     world.join(peer(SECOND))
     world.run(lambda: world.nodes[peer(FOUNDER)].round >= JOINED, 200.0)

@@ -1,9 +1,9 @@
 """One round machine among scripted peers."""
 
-from node import events as ev
-from node.rules.chain import seal_value
+from protocol import events as ev
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Seal, SealValue
+from protocol.rounds.chain import seal_value
 from tests.node.builders import (
     CONFIG,
     Voice,

@@ -9,13 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from blake3 import blake3
 
-from node import events as ev
-from node.round import RoundMachine
-from node.rules.chain import certify, seal_value
-from node.rules.rare import Rare, never
-from node.rules.restart import Restart
-from node.rules.roster import has_quorum
-from node.rules.round_view import RoundView
+from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
@@ -32,6 +26,12 @@ from protocol.messages import (
     decode_message,
     list_digest,
 )
+from protocol.rounds.chain import certify, seal_value
+from protocol.rounds.rare import Rare, never
+from protocol.rounds.restart import Restart
+from protocol.rounds.roster import has_quorum
+from protocol.rounds.round_machine import RoundMachine
+from protocol.rounds.round_view import RoundView
 from tests.node.builders import CONFIG, contributed, state_after
 
 LOCAL = (ev.Contributed, ev.Reduced, ev.Applied, ev.SeatChecked)

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from node.core import NodeCore
 from node.status.board import Field, StatusBoard
 from node.status.records import Snapshot
 from node.status.snapshot import StatusSources, snapshot
+from protocol.core.node_core import NodeCore
 from protocol.identity import PeerId, peer_id_text
 from tests.node.cores import A, B, C, core_of
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from node.assembly import Node, assemble
-from node.config import NodeConfig
-from node.hooks import NodeHooks
+from node.daemon.assembly import Node, assemble
+from node.plane.hooks import NodeHooks
+from node.state.config import NodeConfig
 from node.status.board import EventLog
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.config import NodeConfig, PeerAddress, parse_dialable, parse_listen
-from node.durable.checkpoints import stored_states
-from node.exit_codes import exit_status, user_error
+from node.holdings.checkpoints import stored_states
 from node.peers.joining import parse_target
 from node.peers.listening import listening
+from node.processes.exit_codes import exit_status, user_error
 from node.reporting.people import Occasion, PeopleLog
 from node.reporting.terminal import PeopleConsole
+from node.settings.run_store import found_or_resume
+from node.state.config import NodeConfig, PeerAddress, parse_dialable, parse_listen
 from node.state.folder import MANIFEST_FILE, RUN_FILE, RUNS_FOLDER, run_folder
-from node.state.run_store import found_or_resume
 from protocol.errors import (
     BarnraiseError,
     CheckpointError,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node.clock_check import LATEST_S, require_clock
+from node.daemon.clock_check import LATEST_S, require_clock
 
 ROOT = Path(__file__).parents[2]
 

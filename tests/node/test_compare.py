@@ -14,7 +14,6 @@ import pytest
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from node.cells.shard_store import ShardStore
 from node.compare.main import table_of
 from node.compare.plot import draw_plot, scale_bytes
 from node.compare.runs import (
@@ -27,10 +26,11 @@ from node.compare.runs import (
     runs_of,
     step_s_of,
 )
-from node.events import ListEntry
+from node.holdings.shard_store import ShardStore
 from node.processes.children import child_environment
 from node.settings.costs import costs_of
 from protocol.errors import ConfigError
+from protocol.events import ListEntry
 from protocol.identity import PeerId
 from protocol.manifest import OuterSpec
 from tests.training.disk_run import MANIFEST_FILE, write_run

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from dht.transport import libp2p_host
-from node.config import SECURITIES, NodeConfig, parse_listen, parse_peer_address
-from node.hooks import hooks_named
+from node.plane.hooks import hooks_named
+from node.state.config import SECURITIES, NodeConfig, parse_listen, parse_peer_address
 from node.state.folder import KEY_FILE
 from node.state.keystore import load_or_create_identity
 from protocol.errors import ConfigError

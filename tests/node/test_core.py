@@ -4,9 +4,9 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from node import events as ev
-from node.core import NodeCore
-from node.rules.round_view import RoundConfig
+from node.holdings.states import round_config
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.frames import (
     Bulk,
     Heartbeat,
@@ -325,6 +325,6 @@ def test_finished_run_leases_nothing_more():
 
 
 def test_config_of_a_round_comes_from_the_manifest():
-    config = RoundConfig.from_manifest(MANIFEST)
+    config = round_config(MANIFEST)
     assert (config.num_cells(1), config.clock.samples_each, config.trust) == (4, 320, "friends")
     assert (config.deadline_floor_s, config.deadline_cap_s) == (1.0, 10.0)

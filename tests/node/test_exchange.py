@@ -10,18 +10,18 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node import events as ev
-from node.cells.shard_store import ShardStore
-from node.durable.checkpoints import Checkpoints
-from node.durable.journal import FileJournal
-from node.exchange import Driver, DriverParts
-from node.hooks import NodeHooks
+from node.daemon.driver import Driver, DriverParts
+from node.holdings.checkpoints import Checkpoints
+from node.holdings.journal import FileJournal
+from node.holdings.shard_store import ShardStore
+from node.plane.hooks import NodeHooks
 from node.reporting.narrator import FAULTS_SHOWN_MAX
-from node.rules.chain import genesis
-from node.rules.restart import Restart
 from node.status.board import EventLog
+from protocol import events as ev
 from protocol.frames import StatusAsk
 from protocol.identity import Ed25519Signer
+from protocol.rounds.chain import genesis
+from protocol.rounds.restart import Restart
 from tests.memory_transport import MemoryNetwork, MemoryTransport
 from tests.node.edge import NUMEL, Desk, toy_manifest
 

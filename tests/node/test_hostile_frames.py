@@ -24,14 +24,14 @@ from dataclasses import dataclass, replace
 import pytest
 import trio
 
-from node.cells.bulk_streams import BULK_PROTOCOL
-from node.config import PeerAddress, parse_peer_address
 from node.peers.links import BRIEF_S, CONTROL_PROTOCOL
 from node.peers.manifest_fetch import MANIFEST_PROTOCOL
-from node.peers.strikes import PAUSE_S, STRIKES_MAX
+from node.plane.bulk_streams import BULK_PROTOCOL
 from node.reporting.narrator import FAULTS_SHOWN_MAX
+from node.state.config import PeerAddress, parse_peer_address
 from node.state.stored_manifest import read_signed_manifest
 from protocol import limits
+from protocol.core.strikes import PAUSE_S, STRIKES_MAX
 from protocol.errors import BarnraiseError
 from protocol.frames import (
     Bulk,

@@ -10,17 +10,17 @@ from typer.testing import CliRunner
 
 from node.commands import credit as commands  # noqa: F401 - it registers
 from node.commands.app import app
-from node.durable.journal import CHAIN_FILE
-from node.durable.receipts import RECEIPTS_FILE
-from node.durable.record_log import pack_record
-from node.rules.chain import genesis
-from node.rules.credit import Credit, Ledger
+from node.holdings.journal import CHAIN_FILE
+from node.holdings.receipts import RECEIPTS_FILE
+from node.holdings.record_log import pack_record
 from node.state.stored_manifest import ANY_SIGNER
 from node.using import ledger as ledger_module
 from node.using.checkpoint_find import RunOnDisk
 from node.using.ledger import export_ledger, ledger_of
 from protocol.errors import BarnraiseError, ConfigError, LedgerError
 from protocol.messages import Commit, SealCertificate, decode_body, decode_message, sign_message
+from protocol.rounds.chain import genesis
+from protocol.rounds.credit import Credit, Ledger
 from protocol.wire import decode, encode
 from tests.node.ledger_run import (
     FOUNDER,

@@ -4,8 +4,8 @@ import time
 
 import trio
 
-from node.peers.liveness import Liveness
 from node.processes.loop import BootClock, run_loop
+from protocol.core.liveness import Liveness
 from tests.node.builders import peers_named
 
 NIGHT_S = 8 * 3600.0

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from node.network_child import NetworkChild
+from node.daemon.network_child import NetworkChild
 from node.processes.children import child_environment
 from protocol.errors import BarnraiseError, ConfigError, ManifestMismatch, TrainerError
 from training.channel.failure import failure_frame
@@ -192,7 +192,7 @@ def test_it_hears_of_the_death_of_the_users_process(tmp_path):
     user = """
 import os, signal, sys
 from pathlib import Path
-from node.network_child import NetworkChild
+from node.daemon.network_child import NetworkChild
 child = NetworkChild([sys.executable, "-S", "-c", "import os; os.read(0, 1)"], Path(sys.argv[1]))
 print(child.pid, flush=True)
 os.read(0, 1)
@@ -216,7 +216,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 FORKS = """
 import os, signal, sys
 from pathlib import Path
-from node.network_child import NetworkChild
+from node.daemon.network_child import NetworkChild
 from protocol.errors import TrainerError
 does = "import os, sys; alive = open(sys.argv[1], 'wb'); alive.write(os.read(0, 1))"
 child = NetworkChild([sys.executable, "-S", "-c", does, sys.argv[1]], Path(sys.argv[2]))

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from node.exit_codes import user_error
-from node.running import INPUT_LINE_BYTES_MAX, read_line
+from node.daemon.running import INPUT_LINE_BYTES_MAX, read_line
+from node.processes.exit_codes import user_error
 from node.state.stored_manifest import read_signed_manifest
 from protocol.errors import ConfigError, UnreachableError
 from protocol.identity import Ed25519Signer

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from node import events as ev
-from node.round import RoundMachine
-from node.rules.chain import seal_value
-from node.rules.restart import Restart
+from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Commit, Kind, Leave, SealValue, decode_body
+from protocol.rounds.chain import seal_value
+from protocol.rounds.restart import Restart
+from protocol.rounds.round_machine import RoundMachine
 from sim.world.world import peer_named
 from tests.node.builders import (
     CONFIG,

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from node.settings.run_store import found_or_resume, founded_runs
 from node.state.folder import MANIFEST_FILE, RUN_FILE, run_folder
-from node.state.run_store import found_or_resume, founded_runs
 from node.state.stored_manifest import read_signed_manifest, store_manifest, stored_manifest
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer

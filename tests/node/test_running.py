@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from node.config import NodeConfig
 from node.peers.listening import listening, transport_config
+from node.state.config import NodeConfig
 from node.state.folder import keep_port, read_port
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer, peer_id_text

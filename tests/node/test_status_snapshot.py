@@ -11,9 +11,7 @@ import pytest
 import trio
 from rich.console import Console
 
-from node import events as ev
 from node.reporting.json_text import to_plain
-from node.shared_state.told import PeerReport
 from node.status.records import (
     NodeStatus,
     PeerTable,
@@ -29,9 +27,11 @@ from node.status.snapshot import (
     snapshot,
 )
 from node.status.tables import draw_status
+from protocol import events as ev
 from protocol.errors import StateError
 from protocol.frames import Heartbeat
 from protocol.identity import PeerId, peer_id_text
+from protocol.shared_state.told import PeerReport
 from tests.node.builders import contributed, peers_named
 from tests.node.cores import GENESIS, MANIFEST, A, B, C, D, core_of, run_idle
 from tests.node.status_scene import board_at, busy_snapshot, sealed, sources_of

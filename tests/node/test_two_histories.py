@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from node.durable.journal import FileJournal
-from node.state.two_histories import (
+from node.holdings.journal import FileJournal
+from node.peers.two_histories import (
     PROOF_FILE,
     TOLD_FILE,
     check_history,
@@ -15,9 +15,9 @@ from node.state.two_histories import (
     keep_two_histories,
     read_told,
 )
-from node.state_transfer.histories import TwoHistories
-from node.state_transfer.origins import NamedSeal
+from protocol.catching_up.origins import NamedSeal
 from protocol.errors import StateError, TwoHistoriesError
+from protocol.histories import TwoHistories
 from protocol.messages import SealCertificate
 from tests.node.builders import head_of, peers_named
 

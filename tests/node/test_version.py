@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from node import version as module
 from node.commands import looking  # noqa: F401 - an app without commands takes no options
 from node.commands.app import app
+from node.processes import version as module
 from protocol.manifest import WIRE_VERSION
 
 PROJECT = Path(__file__).parents[2] / "pyproject.toml"

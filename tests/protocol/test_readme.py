@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from node.shared_state import gossiped
 from protocol import entries, evidence, frames, invitations, limits, manifest, messages, slots
 from protocol.entries import Entry, EntryHeader, SignedHeader
 from protocol.entry_kinds import RULES, Accusation, EntryKind
 from protocol.evidence import Evidence
 from protocol.frames import BulkHeader, BulkItem, BulkItems
+from protocol.gossiping import gossiped
 from protocol.manifest import RunManifest, SignedManifest
 from protocol.messages import (
     Held,

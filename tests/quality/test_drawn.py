@@ -4,9 +4,9 @@ from functools import cache
 
 import pytest
 
+from sim.methods.modest import ACTIVE_ROUNDS
 from sim.methods.virtual_swarm import SampledSwarm
 from tests.quality.toy import loss_of_swarm, toy
-from training.methods.modest import ACTIVE_ROUNDS
 
 pytestmark = pytest.mark.slow
 

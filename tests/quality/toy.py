@@ -23,9 +23,9 @@ from node.settings.run_sections import (
     RunSection,
 )
 from protocol.identity import PeerId
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from sim.methods.swarms import run_swarm
-from training.channel.exchange import Lease
 from training.data.corpus import Dataset, open_corpus
 from training.device.inner import accumulate_gradient, make_optimizer
 from training.evaluation.yardstick import model_of

@@ -10,21 +10,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from node import events as ev
-from node.cells.shard_store import ShardStore
-from node.core import NodeCore
-from node.durable.journal import FileJournal
-from node.durable.receipts import ReceiptLog, listed_commits
-from node.durable.record_log import RecordLog
-from node.peers import liveness
-from node.peers.relay import Relay
-from node.round import RoundMachine
-from node.rules import agreement, proposal, restart, roster, round_view
-from node.rules.agreement import DueStatement
-from node.rules.deadlines import LearnedDeadline
-from node.rules.fates import Fates
+from node.holdings.journal import FileJournal
+from node.holdings.receipts import ReceiptLog, listed_commits
+from node.holdings.record_log import RecordLog
+from node.holdings.shard_store import ShardStore
+from protocol import events as ev
+from protocol import leases
+from protocol.core import liveness
+from protocol.core.node_core import NodeCore
+from protocol.core.relay import Relay
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import Kind, List, Roster, Seat, Vote
+from protocol.rounds import agreement, proposal, restart, roster, round_view
+from protocol.rounds.agreement import DueStatement
+from protocol.rounds.deadlines import LearnedDeadline
+from protocol.rounds.fates import Fates
+from protocol.rounds.round_machine import RoundMachine
 from tests.sim.broken_hearing import HEARING
 from tests.sim.broken_open import (
     last_member_is_gone,
@@ -33,7 +34,6 @@ from tests.sim.broken_open import (
 )
 from tests.sim.broken_rosters import ROSTERS
 from training.compression import ErrorFeedback
-from training.data import leases
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ def _attempt_forgotten() -> Iterator[None]:
         view.attempt, view.lock = 0, None
 
     with (
-        patch("node.round.refill", refill_half),
-        patch("node.rules.silence.refill", refill_half),
+        patch("protocol.rounds.round_machine.refill", refill_half),
+        patch("protocol.rounds.silence.refill", refill_half),
     ):
         yield
 
@@ -152,7 +152,7 @@ def _half_is_enough() -> Iterator[None]:
         return 2 * sum(peer in peers for peer in voting) >= len(voting)
 
     with (
-        patch("node.rules.ballots.has_quorum", has_quorum),
+        patch("protocol.rounds.ballots.has_quorum", has_quorum),
         patch.object(roster, "has_quorum", has_quorum),
     ):
         yield
@@ -187,7 +187,7 @@ def _waits_for_the_dead() -> Iterator[None]:
     with (
         patch.object(liveness.Liveness, "suspects", lambda *_: frozenset()),
         patch.object(agreement, "is_given_up", lambda *_, **__: False),
-        patch("node.round.is_given_up", lambda *_, **__: False),
+        patch("protocol.rounds.round_machine.is_given_up", lambda *_, **__: False),
         patch.object(proposal, "LIST_AFTER", 1e9),
     ):
         yield
@@ -261,8 +261,8 @@ def _tokens_unchecked() -> Iterator[None]:
         return replace(said, tokens=2 * said.tokens)
 
     with (
-        patch("node.round.commit_body", twice),
-        patch("node.rules.admission.claim_breach", lambda *_, **__: ""),
+        patch("protocol.rounds.round_machine.commit_body", twice),
+        patch("protocol.rounds.admission.claim_breach", lambda *_, **__: ""),
     ):
         yield
 
@@ -274,7 +274,7 @@ def _own_receipts_only() -> Iterator[None]:
     def own_only(views: Any, links: Any) -> Any:
         return [m for m in listed_commits(views, links) if m.sender == views[0].me]
 
-    with patch("node.durable.batch.listed_commits", own_only):
+    with patch("node.holdings.batch.listed_commits", own_only):
         yield
 
 

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 from unittest.mock import patch
 
-from node.peers.liveness import Liveness
+from protocol.core.liveness import Liveness
 from protocol.identity import PeerId
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from node.rules import admission, agreement, round_view
+from protocol.rounds import admission, agreement, round_view
 
 
 @contextmanager
@@ -18,9 +18,9 @@ def one_word_is_enough() -> Iterator[None]:
         return next((agg.root for agg in said.values()), None)
 
     with (
-        patch("node.rules.agreed.agreed_root", first_root),
-        patch("node.rules.supply.agreed_root", first_root),
-        patch("node.rules.supply.is_agreed", lambda *_: True),
+        patch("protocol.rounds.agreed.agreed_root", first_root),
+        patch("protocol.rounds.supply.agreed_root", first_root),
+        patch("protocol.rounds.supply.is_agreed", lambda *_: True),
     ):
         yield
 
@@ -35,7 +35,7 @@ def last_member_is_gone() -> Iterator[None]:
         gone = said.gone or tuple(peer for peer in view.members[-1:] if peer != view.me)
         return replace(said, gone=gone)
 
-    with patch("node.round.commit_body", names_the_last):
+    with patch("protocol.rounds.round_machine.commit_body", names_the_last):
         yield
 
 

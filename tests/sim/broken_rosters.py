@@ -4,10 +4,10 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest.mock import patch
 
-from node.rules import roster
-from node.rules.told import CommitReports
 from protocol.identity import PeerId
 from protocol.messages import SeatRecord
+from protocol.rounds import roster
+from protocol.rounds.told import CommitReports
 
 
 def _named(what: str, found: Any) -> AbstractContextManager[Any]:

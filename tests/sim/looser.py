@@ -11,26 +11,26 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-import node.rules.agreement
-import node.rules.proposal
-import node.rules.roster
-import node.rules.turns
-from node import events as ev
-from node.core import NodeCore
-from node.round import RoundMachine
-from node.rules.ballots import Ballots, Sealed
-from node.rules.roster import has_quorum
-from node.rules.round_view import RoundView
+import protocol.rounds.agreement
+import protocol.rounds.proposal
+import protocol.rounds.roster
+import protocol.rounds.turns
+from protocol import events as ev
 from protocol import limits
+from protocol.core.node_core import NodeCore
 from protocol.frames import StatusAsk
 from protocol.identity import PeerId
 from protocol.messages import Kind, List, Roster, Seal
+from protocol.rounds.ballots import Ballots, Sealed
+from protocol.rounds.roster import has_quorum
+from protocol.rounds.round_machine import RoundMachine
+from protocol.rounds.round_view import RoundView
 
 Loosened = AbstractContextManager[Any]
 
 SHIPPED_SEAL = RoundMachine._seal
 SHIPPED_FRAME = NodeCore._frame
-SHIPPED_ROSTER = node.rules.roster.next_roster
+SHIPPED_ROSTER = protocol.rounds.roster.next_roster
 
 
 def late_seal() -> Loosened:
@@ -71,7 +71,7 @@ def any_certificate_unlocks() -> Loosened:
             return True
         return any(attempt > lock[0] for attempt, _ in view.ballots.certified())
 
-    return mock.patch.object(node.rules.agreement, "_may_vote", may_vote)
+    return mock.patch.object(protocol.rounds.agreement, "_may_vote", may_vote)
 
 
 def latest_certificate_binds() -> Loosened:
@@ -85,7 +85,7 @@ def latest_certificate_binds() -> Loosened:
                 return replace(body, certificate=tuple(vote.encoded for vote in votes))
         return None
 
-    return mock.patch.object(node.rules.proposal, "_highest_lock", latest)
+    return mock.patch.object(protocol.rounds.proposal, "_highest_lock", latest)
 
 
 def woken_stay_silent() -> Loosened:
@@ -102,14 +102,14 @@ def founder_votes_for_ever() -> Loosened:
     """11: the founder, the eldest voter, keeps its vote whether it is seen or not."""
 
     def next_roster(roster: Roster, index: int, listed: Any, **rules: Any) -> Roster:
-        founder = node.rules.roster.eldest_voter(roster)
+        founder = protocol.rounds.roster.eldest_voter(roster)
         kept = next(seat for seat in roster.seats if seat.peer == founder)
         following = SHIPPED_ROSTER(roster, index, listed, **rules)
         others = [seat for seat in following.seats if seat.peer != founder]
         seats = sorted([kept, *others], key=lambda seat: seat.peer)
         return replace(following, seats=tuple(seats))
 
-    return mock.patch.object(node.rules.roster, "next_roster", next_roster)
+    return mock.patch.object(protocol.rounds.roster, "next_roster", next_roster)
 
 
 def empty_rounds_age_the_window() -> Loosened:
@@ -126,27 +126,27 @@ def empty_rounds_age_the_window() -> Loosened:
         )
         return replace(following, seats=seats, window=window)
 
-    return mock.patch.object(node.rules.roster, "next_roster", next_roster)
+    return mock.patch.object(protocol.rounds.roster, "next_roster", next_roster)
 
 
 def turns_take_any_voter() -> Loosened:
     """Of our own: whoever sat long enough gives its seat up, however few vote besides."""
-    return mock.patch.object(node.rules.turns, "VOTING_SHARE", (0, 1))
+    return mock.patch.object(protocol.rounds.turns, "VOTING_SHARE", (0, 1))
 
 
 def voters_leave_at_once() -> Loosened:
     """Of our own: whoever says that it leaves is gone, as a member without a vote may be."""
-    return mock.patch.object(node.rules.roster, "may_go", return_value=True)
+    return mock.patch.object(protocol.rounds.roster, "may_go", return_value=True)
 
 
 def leavers_are_dropped_whoever_follows() -> Loosened:
     """Of our own: a leaver that is needed goes with the seal that names it, be the rest dead."""
-    return mock.patch.object(node.rules.roster, "_is_carried", return_value=True)
+    return mock.patch.object(protocol.rounds.roster, "_is_carried", return_value=True)
 
 
 def nobody_succeeds_a_leaver() -> Loosened:
     """Of our own: a voter that leaves makes no successors, and the others wait for their era."""
-    return mock.patch.object(node.rules.roster, "_successors", return_value=set())
+    return mock.patch.object(protocol.rounds.roster, "_successors", return_value=set())
 
 
 def lost_disk_asks_a_quorum() -> Loosened:

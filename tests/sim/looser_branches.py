@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-from node.rules import branch_tree, branches, overlap
-from node.rules.branches import Opening, Position
-from node.rules.roster import has_quorum
 from protocol.messages import Kind
+from protocol.rounds import branch_tree, branches, overlap
+from protocol.rounds.branches import Opening, Position
+from protocol.rounds.roster import has_quorum
 from sim.exploration import branch_seals
 
 

@@ -6,17 +6,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
-import node.round
-import node.rules.agreement
-import node.rules.ballots
-import node.rules.proposal
-import node.rules.roster
+import protocol.rounds.agreement
+import protocol.rounds.ballots
+import protocol.rounds.proposal
+import protocol.rounds.roster
+import protocol.rounds.round_machine
 import sim.exploration.post
-from node.rules import supply
-from node.rules.ballots import BallotEntry, Ballots, Filed
-from node.rules.roster import has_quorum
-from node.rules.round_view import RoundView
 from protocol.messages import Body, Commit, SignedMessage
+from protocol.rounds import supply
+from protocol.rounds.ballots import BallotEntry, Ballots, Filed
+from protocol.rounds.roster import has_quorum
+from protocol.rounds.round_view import RoundView
 from tests.sim.looser import any_certificate_unlocks as any_certificate_unlocks
 from tests.sim.looser import late_seal as late_seal
 
@@ -35,7 +35,7 @@ def friends_quorum() -> Iterator[None]:
         return has_quorum(roster, peers, trust="friends")
 
     with (
-        mock.patch.object(node.rules.ballots, "has_quorum", majority),
+        mock.patch.object(protocol.rounds.ballots, "has_quorum", majority),
         mock.patch.object(sim.exploration.post, "has_quorum", majority),
     ):
         yield
@@ -43,13 +43,13 @@ def friends_quorum() -> Iterator[None]:
 
 def one_word_is_enough() -> Loosened:
     """R1: whoever one listed voter names is banned, gone or seated, as among friends."""
-    shipped_init = node.rules.roster._Named.__init__
+    shipped_init = protocol.rounds.roster._Named.__init__
 
     def init(self: Any, *arguments: Any) -> None:
         shipped_init(self, *arguments)
         self.may_lie = 0
 
-    return mock.patch.object(node.rules.roster._Named, "__init__", init)
+    return mock.patch.object(protocol.rounds.roster._Named, "__init__", init)
 
 
 def second_is_dropped() -> Loosened:
@@ -82,7 +82,7 @@ def third_is_dropped() -> Loosened:
 
 def attempts_are_timed_alone() -> Loosened:
     """A later attempt is timed from when one entered it, whoever else is there."""
-    return mock.patch.object(node.round, "is_attended", return_value=True)
+    return mock.patch.object(protocol.rounds.round_machine, "is_attended", return_value=True)
 
 
 def lists_are_late_at_once() -> Loosened:
@@ -92,7 +92,7 @@ def lists_are_late_at_once() -> Loosened:
         del deadline_s
         return view.ready_s.get(view.attempt, math.inf)
 
-    return mock.patch.object(node.rules.agreement, "list_late_s", late_s)
+    return mock.patch.object(protocol.rounds.agreement, "list_late_s", late_s)
 
 
 def first_commits_alone_are_pulled() -> Loosened:
@@ -110,7 +110,7 @@ def first_commits_alone_are_pulled() -> Loosened:
 
 def attempts_have_no_end() -> Loosened:
     """Whoever is silent is waited for."""
-    return mock.patch.object(node.round, "is_given_up", return_value=False)
+    return mock.patch.object(protocol.rounds.round_machine, "is_given_up", return_value=False)
 
 
 def whoever_committed_is_listed() -> Loosened:
@@ -119,4 +119,4 @@ def whoever_committed_is_listed() -> Loosened:
     def complete(view: RoundView) -> set[Any]:
         return {sender for sender, _, _ in view.commits() if sender not in view.convicted}
 
-    return mock.patch.object(node.rules.proposal, "complete_senders", complete)
+    return mock.patch.object(protocol.rounds.proposal, "complete_senders", complete)

@@ -8,16 +8,16 @@ from contextlib import AbstractContextManager
 from typing import Any
 from unittest import mock
 
-import node.rules.lapses
-import node.rules.proposal
-import node.rules.roster
-from node.rules.belief import Belief
-from node.rules.bit_maps import unpack_senders
-from node.rules.proposal import said_haves
-from node.rules.round_view import RoundView
-from node.rules.told import CommitReports
+import protocol.rounds.lapses
+import protocol.rounds.proposal
+import protocol.rounds.roster
 from protocol.identity import PeerId
 from protocol.messages import Have, SeatRecord
+from protocol.rounds.belief import Belief
+from protocol.rounds.bit_maps import unpack_senders
+from protocol.rounds.proposal import said_haves
+from protocol.rounds.round_view import RoundView
+from protocol.rounds.told import CommitReports
 
 Loosened = AbstractContextManager[Any]
 
@@ -65,22 +65,24 @@ def one_word_sets_back() -> Loosened:
 
 def all_lose_their_votes_at_once() -> Loosened:
     """Whoever is not seen for long enough loses its vote, however many they are."""
-    return mock.patch.object(node.rules.roster, "_held_votes", return_value=frozenset())
+    return mock.patch.object(protocol.rounds.roster, "_held_votes", return_value=frozenset())
 
 
 def closers_know_what_all_know() -> Loosened:
     """A closer is named for whoever is complete when its LIST comes, also by what came then."""
-    return mock.patch.object(node.rules.lapses, "_to_list", node.rules.proposal.complete_senders)
+    return mock.patch.object(
+        protocol.rounds.lapses, "_to_list", protocol.rounds.proposal.complete_senders
+    )
 
 
 def late_haves_are_not_named() -> Loosened:
     """Who says no HAVE is named only while the LIST is waited for, not once others have spoken."""
-    return mock.patch.object(node.rules.lapses, "SECOND_CALL_AFTER", 1e9)
+    return mock.patch.object(protocol.rounds.lapses, "SECOND_CALL_AFTER", 1e9)
 
 
 def late_lists_are_not_named() -> Loosened:
     """A closer that takes its time is named only if its attempt nearly fails."""
-    return mock.patch.object(node.rules.lapses, "LIST_LATE_AFTER", 1e9)
+    return mock.patch.object(protocol.rounds.lapses, "LIST_LATE_AFTER", 1e9)
 
 
 def members_without_a_vote_hold() -> Loosened:
@@ -101,4 +103,4 @@ def senders_hold_their_own() -> Loosened:
         committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
         return {sender for sender in committed if holders.get(sender, 0) >= needed}
 
-    return mock.patch.multiple(node.rules.proposal, complete_senders=complete)
+    return mock.patch.multiple(protocol.rounds.proposal, complete_senders=complete)

@@ -9,18 +9,18 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import node.round
-import node.rules.meeting
-import node.rules.restart
-from node import events as ev
-from node.round import RoundMachine
-from node.rules import branches
-from node.rules.ballots import BallotEntry, Ballots
-from node.rules.branch_tree import Tree
-from node.rules.branches import Lock, Position
-from node.rules.roster import has_quorum
-from node.rules.round_view import RoundView
+import protocol.rounds.meeting
+import protocol.rounds.restart
+import protocol.rounds.round_machine
+from protocol import events as ev
 from protocol.messages import Kind, SealCertificate, SignedMessage, Slot
+from protocol.rounds import branches
+from protocol.rounds.ballots import BallotEntry, Ballots
+from protocol.rounds.branch_tree import Tree
+from protocol.rounds.branches import Lock, Position
+from protocol.rounds.roster import has_quorum
+from protocol.rounds.round_machine import RoundMachine
+from protocol.rounds.round_view import RoundView
 from sim.exploration.branch_moves import BranchSpan
 from sim.exploration.running_branches import RunningBranches
 
@@ -51,8 +51,8 @@ def slots_without_the_branch() -> Iterator[None]:
 
     with (
         patch.object(RoundView, "slot", slot),
-        patch.object(node.round, "concerns", concerns),
-        patch.object(node.rules.meeting, "_check_link", lambda *_: None),
+        patch.object(protocol.rounds.round_machine, "concerns", concerns),
+        patch.object(protocol.rounds.meeting, "_check_link", lambda *_: None),
     ):
         yield
 
@@ -95,17 +95,17 @@ def merge_by_tokens() -> Loosened:
     def better_head(tree: Tree, positions: Any, locks: frozenset[Lock]) -> Position:
         return branches.better_head(tree, positions, ())
 
-    return patch.object(node.rules.meeting, "better_head", better_head)
+    return patch.object(protocol.rounds.meeting, "better_head", better_head)
 
 
 def kinds_share_an_attempt() -> Loosened:
     """Where a round turns provisional or back, its attempt goes on."""
-    return patch.object(node.round, "_has_acted", lambda view: False)
+    return patch.object(protocol.rounds.round_machine, "_has_acted", lambda view: False)
 
 
 def restarted_in_the_same_attempt() -> Loosened:
     """Who restarts goes on in the latest attempt in which it signed, provisional or not."""
-    return patch.object(node.rules.restart, "_PROVISIONAL", ())
+    return patch.object(protocol.rounds.restart, "_PROVISIONAL", ())
 
 
 @contextmanager

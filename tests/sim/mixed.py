@@ -9,12 +9,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from node.holdings.states import round_config
 from node.reporting.tracing import Adopted, Record, Signed
-from node.rules.roster import has_quorum, liars, voters
-from node.rules.round_view import RoundConfig
 from protocol.identity import PeerId
 from protocol.manifest import TimingSpec
 from protocol.messages import Kind, SealValue
+from protocol.rounds.roster import has_quorum, liars, voters
 from sim.checks.invariants import InvariantBroken
 from sim.trials.watching import Checks, watch
 from sim.world.links import Link
@@ -59,7 +59,7 @@ class Mixed:
         """Who sums wrongly now and then, or has lost its disk."""
         self._deadly = deadly
         self.world.tracers.append(self._saw)
-        config = RoundConfig.from_manifest(manifest)
+        config = round_config(manifest)
         wait_seats = len(names) - 1 if self.trust == "friends" else 0
         self.world.join(self.peers[0], config=replace(config, wait_seats=wait_seats))
         for peer in self.peers[1:]:

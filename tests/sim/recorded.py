@@ -5,8 +5,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+from node.holdings.states import round_config
 from node.reporting.tracing import Adopted, Record, Signed
-from node.rules.round_view import RoundConfig
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Kind, SignedMessage, decode_body, sign_message
@@ -31,7 +31,7 @@ def clean_records() -> tuple[Any, ...]:
     manifest = manifest_of_record()
     world = World(manifest, seed=4)
     world.tracers.append(records.append)
-    config = RoundConfig.from_manifest(manifest)
+    config = round_config(manifest)
     peers = [world.peer(name) for name in NAMES]
     world.join(peers[0], config=replace(config, wait_seats=len(peers) - 1))
     for peer in peers[1:]:

@@ -9,14 +9,14 @@ from unittest.mock import patch
 
 import pytest
 
-from node.cells.shard_store import ShardStore
-from node.round import RoundMachine
-from node.rules.ballots import Ballots
-from node.rules.branches import Opening, Position
-from node.rules.reach import Reach
-from node.rules.round_view import RoundView
-from node.rules.standing import Standing
+from node.holdings.shard_store import ShardStore
 from protocol.messages import Kind, SignedMessage
+from protocol.rounds.ballots import Ballots
+from protocol.rounds.branches import Opening, Position
+from protocol.rounds.reach import Reach
+from protocol.rounds.round_machine import RoundMachine
+from protocol.rounds.round_view import RoundView
+from protocol.rounds.standing import Standing
 from sim.trials.outcome import Violation
 from sim.trials.scenario import Scenario
 from sim.trials.scenario_file import read_scenario_file

@@ -10,14 +10,15 @@ import base58
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore
+from node.holdings.shard_store import ShardStore
 from node.reporting.tracing import Began, Ended, Record, Signed, Used, trace_line
-from node.rules import roster as rosters
-from node.state_transfer.catchup import CatchUp
+from protocol import leases as shipped
+from protocol.catching_up.catchup import CatchUp
 from protocol.errors import DecodeError
 from protocol.grid import cell_root
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Interval, Kind, NewAttempt, Roster
+from protocol.rounds import roster as rosters
 from sim.checks import accounting, arithmetic, reference
 from sim.checks.forks import Forks
 from sim.checks.history import Electorate, History
@@ -30,7 +31,6 @@ from sim.world.world import World
 from tests.node.builders import Voice, head_of, peers_named, seat
 from tests.sim.recorded import clean_records, manifest_of_record, verdict
 from training.compression import CODECS
-from training.data import leases as shipped
 from training.numeric.arithmetic import weighted_sum
 
 SEED = bytes(range(7, 39))

@@ -6,14 +6,14 @@ from unittest.mock import patch
 
 import pytest
 
-from node.rules import agreement
-from node.rules.lease_trace import num_forgotten
+from protocol import leases as shipped
 from protocol import limits
+from protocol.leases import Lease
 from protocol.messages import Commit
+from protocol.rounds import agreement
+from protocol.rounds.lease_trace import num_forgotten
 from sim.checks.invariants import InvariantBroken
 from tests.sim.mixed import Mixed
-from training.channel.exchange import Lease
-from training.data import leases as shipped
 
 COMMIT_BODY = agreement.commit_body
 
@@ -28,7 +28,7 @@ def part_used(*args: Any) -> Commit:
 def play(seed: int, *, rounds: int = 20) -> Mixed:
     """A small world with faults, whose seals can carry few intervals."""
     with (
-        patch("node.round.commit_body", part_used),
+        patch("protocol.rounds.round_machine.commit_body", part_used),
         patch.object(limits, "LEASE_INTERVALS_MAX", 4),
     ):
         mixed = Mixed(seed, rounds=rounds)
@@ -42,7 +42,8 @@ def test_samples_that_are_forgotten_are_counted_in_worlds_too(seed, number):
     worlds = (play(1000 * seed + number + step) for step in range(0, 1000, 10))
     mixed = next(world for world in worlds if not world.is_ended_by_a_disk())
     head = max(
-        (node.core.machine.head for node in mixed.world.nodes.values()), key=lambda v: v.round
+        (node.core.machine.head for node in mixed.world.nodes.values()),
+        key=lambda v: v.round,
     )
     assert head.round >= 20
     assert num_forgotten(head.clock, 1) > 0
@@ -60,7 +61,7 @@ def test_pieces_that_are_forgotten_and_leased_again_later_are_found(seed):
         return give_back(tuple(gap for gap in everything if gap not in dropped), ())
 
     with (
-        patch("node.rules.roster.give_back", forgetful),
+        patch("protocol.rounds.roster.give_back", forgetful),
         pytest.raises(InvariantBroken, match=r"I5.*other samples than were left"),
     ):
         play(seed)

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.rules.chain import genesis
 from protocol.messages import SealCertificate
+from protocol.rounds.chain import genesis
 from protocol.wire import decode, encode
 from sim.checks.receipts import LedgerDisk, Ledgers
 from tests.node.ledger_run import FOUNDER, LATE, ROUNDS, SECOND, manifest, peer, played

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from node import events as ev
+from node.holdings.states import round_config
 from node.reporting.tracing import Adopted, Confirmed, Record
-from node.rules.round_view import RoundConfig
+from protocol import events as ev
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from sim.checks.invariants import ALL, Circumstances
@@ -110,7 +110,7 @@ def world_of(
     # A world takes a number; a text names a case readably.
     number = seed if isinstance(seed, int) else int.from_bytes(seed.encode(), "big")
     world = kind(manifest, seed=number, link=link)
-    config = RoundConfig.from_manifest(manifest)
+    config = round_config(manifest)
     for number, peer in enumerate(peers):
         waiting = replace(config, wait_seats=num_peers - 1) if number == 0 else config
         world.join(peer, config=waiting, device=(devices or {}).get(peer))

@@ -25,4 +25,8 @@ def test_torch_in_an_environment_that_lies_in_the_tree_is_torch(tmp_path: Path) 
     recorder.write()
     lines = (tmp_path / f"{os.getpid()}.txt").read_text("utf-8").splitlines()
     names = [line.partition(" ")[2] for line in lines]
-    assert names == [BACKWARD, "node/round.py forward", "node/round.py backward"]
+    assert names == [
+        BACKWARD,
+        "node/round.py forward",
+        "node/round.py backward",
+    ]

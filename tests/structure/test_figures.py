@@ -256,7 +256,7 @@ def test_trip_counts_files_of_every_exchange_and_of_no_quiet_time() -> None:
     pauses = [number * period + INNER_STEPS + 20 for number in range(6)]
     steps = [number * period + INNER_STEPS - 10 for number in range(6)]
     entered = [
-        *((at, "node/round.py seal") for at in pauses),
+        *((at, "protocol/rounds/round_machine.py seal") for at in pauses),
         *((at, "node/gossip.py tick") for at in [*pauses, *steps]),
         *((at, "node/both.py tick") for at in [*pauses, *steps]),
         *((at, "node/both.py seal") for at in pauses),
@@ -265,7 +265,7 @@ def test_trip_counts_files_of_every_exchange_and_of_no_quiet_time() -> None:
     ]
     network = Calls(entered=sorted(entered), backward=[])
     calls = [trainer(0), trainer(3), network]
-    assert files_of_trip(calls) == ["node/both.py", "node/round.py"]
+    assert files_of_trip(calls) == ["node/both.py", "protocol/rounds/round_machine.py"]
 
 
 def test_trip_needs_two_trainers() -> None:
@@ -276,7 +276,7 @@ def test_trip_needs_two_trainers() -> None:
 def test_exclusions_are_files_and_folders() -> None:
     assert is_excluded("dht/transport/libp2p_host.py")
     assert is_excluded("protocol/wire.py")
-    assert not is_excluded("node/round.py")
+    assert not is_excluded("protocol/rounds/round_machine.py")
     assert not is_excluded("protocol/wire_more.py")
 
 

@@ -6,17 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from tests.training.replicas import random_windows
 from tests.training.solo import Killed, bits_of
-from training.channel.exchange import (
-    Contribution,
-    Lease,
-    Outcome,
-    RunClock,
-    RunStart,
-    Turn,
-)
+from training.channel.exchange import Contribution, Outcome, RunClock, RunStart, Turn
 from training.compression import make_codec
 from training.device.inner import accumulate_gradient, make_optimizer, optimizer_tensors
 from training.loop.diloco import DiLoCo

@@ -8,17 +8,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from tests.training.replicas import random_windows
 from training.audits.traces import TraceFolder
-from training.channel.exchange import (
-    Contribution,
-    Lease,
-    Outcome,
-    RunClock,
-    RunStart,
-    Turn,
-)
+from training.channel.exchange import Contribution, Outcome, RunClock, RunStart, Turn
 from training.compression import make_codec
 from training.device.inner import accumulate_gradient, make_optimizer, optimizer_tensors
 from training.loop.diloco import DiLoCo

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.audits.segments import ALONE
+from protocol.segments import ALONE
 from training.device.device import open_device
 from training.loop.traced_inner import KERNELS_BY, device_class
 

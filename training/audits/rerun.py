@@ -15,7 +15,7 @@ import numpy as np
 from protocol.errors import DecodeError
 from protocol.grid import Layout
 from protocol.manifest import RunManifest
-from training.audits.segments import (
+from protocol.segments import (
     RunsSegments,
     SegmentPlace,
     SegmentState,

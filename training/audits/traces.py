@@ -31,7 +31,7 @@ from protocol import limits
 from protocol.errors import CheckpointError
 from protocol.grid import Layout, cell_root, merkle_root
 from protocol.manifest import RunManifest
-from training.audits.segments import (
+from protocol.segments import (
     TRACES_KEPT,
     SegmentPlace,
     SegmentState,

@@ -12,10 +12,8 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
-
-Lease = tuple[tuple[int, int], ...]
-"""Sample ranges, each [first, behind the last), of the corpus's keyed permutation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,8 @@ import msgpack
 
 from protocol import limits
 from protocol.errors import TrainerError
-from training.channel.exchange import Lease, RunClock
+from protocol.leases import Lease
+from training.channel.exchange import RunClock
 
 _LENGTH = struct.Struct(">I")
 

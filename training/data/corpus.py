@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, CorpusError
 from protocol.grid import merkle_root
+from protocol.leases import Lease
 from protocol.limits import KIB, MIB
 from protocol.manifest import CorpusSpec
-from training.channel.exchange import Lease
 from training.data.permutation import permute
 from training.numeric.registry import Registry
 

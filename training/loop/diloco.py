@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from protocol.errors import StateError
+from protocol.leases import Lease
 from training.channel.exchange import (
     Contribution,
     HearsOfValues,
-    Lease,
     Outcome,
     Pending,
     RunClock,

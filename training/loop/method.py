@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 
 from protocol.errors import ConfigError
+from protocol.leases import Lease, lease_size
 from protocol.manifest import OuterSpec, RunManifest
-from training.channel.exchange import Lease
-from training.data.leases import lease_size
 from training.loop.merge import MERGES, Eager, Merge
 from training.loop.schedule import SCHEDULES, Schedule
 from training.methods.presets import PRESETS, SHORT_RUN_ROUNDS

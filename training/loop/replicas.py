@@ -15,16 +15,10 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from training.aggregation import AGGREGATORS, coefficients_of
-from training.channel.exchange import (
-    Contribution,
-    Lease,
-    Outcome,
-    RunClock,
-    RunStart,
-    Turn,
-)
+from training.channel.exchange import Contribution, Outcome, RunClock, RunStart, Turn
 from training.compression import make_codec, result_codec
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined

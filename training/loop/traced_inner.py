@@ -20,8 +20,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from protocol.grid import ShardSpec
+from protocol.leases import Lease
 from protocol.manifest import RunManifest
-from training.audits.segments import (
+from protocol.segments import (
     ALONE,
     SegmentPlace,
     SegmentState,
@@ -30,7 +31,7 @@ from training.audits.segments import (
     steps_of_segment,
 )
 from training.audits.traces import TraceFolder, TraceWriter
-from training.channel.exchange import Lease, Outcome, RunClock, RunStart, TraceRoots
+from training.channel.exchange import Outcome, RunClock, RunStart, TraceRoots
 from training.device.device import Device
 from training.device.inner import accumulate_gradient, apply_gradient, load_optimizer_tensors
 from training.loop.recall import Recalled

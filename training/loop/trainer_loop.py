@@ -15,22 +15,15 @@ from torch import nn
 
 from protocol.errors import ConfigError, TrainerError
 from protocol.grid import ShardSpec
+from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
+from protocol.segments import batch_lease
 from training.audits.rerun import run_audit
-from training.audits.segments import batch_lease
 from training.audits.traces import TRACES_FOLDER, TraceFolder
-from training.channel.exchange import (
-    Contribution,
-    Lease,
-    Outcome,
-    RunStart,
-    Ticket,
-    Turn,
-)
+from training.channel.exchange import Contribution, Outcome, RunStart, Ticket, Turn
 from training.channel.frames import Audit, Progress, Ready, Reopen, Validation
 from training.channel.trainer_end import ChannelExchange
 from training.data.corpus import Dataset, lease_samples, open_corpus
-from training.data.leases import lease_size, part_of_lease
 from training.device.device import AUTO, Device, open_device
 from training.device.inner import make_optimizer
 from training.device.micro_batch import MicroBatch, is_out_of_memory, memory_error

@@ -15,6 +15,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from protocol.gram_wire import LOWEST_BIT, from_wire
 from training.kernels import ROWS_MAX, Kernels, kernels_for
 from training.numeric.arithmetic import Vector, all_finite
 
@@ -29,9 +30,6 @@ eleven, CAF was off by a thousandth where directions are nearly equal; more bits
 
 _LIMB_BITS = 40
 """A limb's integers are below 2^40 per cell, so 2^13 cells add up below 2^53."""
-
-_LOWEST_BIT = -160
-"""What is worth less is dropped: the square of an element of 1e-24."""
 
 NUM_LIMBS = 12
 """From 2^-160 to 2^320: two rows of the largest float32 over 2^18 elements stay below 2^275."""
@@ -228,7 +226,7 @@ def limbs_of(values: NDArray[np.float64]) -> NDArray[np.float64]:
     limbs = np.zeros((NUM_LIMBS, *values.shape))
     rest = values.copy()
     for index in reversed(range(NUM_LIMBS)):
-        base = 2.0 ** (_LOWEST_BIT + _LIMB_BITS * index)
+        base = 2.0 ** (LOWEST_BIT + _LIMB_BITS * index)
         # Each line is exact: a division by a power of two, a cut, a difference that fits.
         limbs[index] = np.trunc(rest / base)
         rest -= limbs[index] * base
@@ -239,7 +237,7 @@ def value_of(limbs: NDArray[np.float64]) -> NDArray[np.float64]:
     """The numbers that limbs stand for, rounded to float64; the highest limb first."""
     total = np.zeros(limbs.shape[1:])
     for index in reversed(range(NUM_LIMBS)):
-        total += limbs[index] * 2.0 ** (_LOWEST_BIT + _LIMB_BITS * index)
+        total += limbs[index] * 2.0 ** (LOWEST_BIT + _LIMB_BITS * index)
     return total
 
 
@@ -261,11 +259,6 @@ def gram_of(stats: NDArray[np.float64], rows: int) -> Matrix:
 
 # The wire form ------------------------------------------------------------------------------------
 
-_VALUE_MAX = 2.0**300
-_SPREAD_SLACK = 1.0 + 1e-9
-_DROPPED = 2.0 ** (_LOWEST_BIT + 20)
-"""At least what is dropped below the lowest bit in all cells of a slice together."""
-
 
 def wire_form(stats: NDArray[np.float64], rows: int) -> bytes:
     """Stats of a slice as they travel: the upper triangle row by row, little-endian float64.
@@ -274,33 +267,6 @@ def wire_form(stats: NDArray[np.float64], rows: int) -> bytes:
     """
     upper = gram_of(stats, rows)[np.triu_indices(rows)]
     return upper.astype("<f8").tobytes()
-
-
-def wire_bytes(rows: int) -> int:
-    """Bytes of the wire form for so many rows."""
-    return 4 * rows * (rows + 1)
-
-
-def from_wire(data: bytes) -> Matrix:
-    """The (P, P) matrix of a wire form. Raises ValueError for what no rows can have."""
-    numbers = len(data) // 8
-    rows = int(np.sqrt(2.0 * numbers + 0.25) - 0.5)
-    if not rows or len(data) != wire_bytes(rows):
-        raise ValueError(f"a Gram matrix of {len(data)} bytes")
-    upper = np.frombuffer(data, dtype="<f8").astype(np.float64)
-    # Written so that what is not a number is refused, too.
-    if not (np.abs(upper) <= _VALUE_MAX).all():
-        raise ValueError("a Gram matrix with a number out of range")
-    found_PP = np.zeros((rows, rows))
-    found_PP[np.triu_indices(rows)] = upper
-    found_PP.T[np.triu_indices(rows)] = upper
-    squares_P = np.diagonal(found_PP)
-    if (squares_P < 0.0).any():
-        raise ValueError("a Gram matrix with a negative square")
-    room_P = squares_P + _DROPPED
-    if (found_PP**2 > room_P[:, None] * room_P * _SPREAD_SLACK).any():
-        raise ValueError("a Gram matrix with a product above the lengths of its rows")
-    return found_PP
 
 
 def summed(forms: Sequence[bytes]) -> NDArray[np.float64]:

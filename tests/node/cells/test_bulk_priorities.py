@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import trio
 
-from node import events as ev
-from node.cells import bulk_queue
-from node.cells.bulk_streams import BULK_PROTOCOL
-from node.state_transfer.throttle import YIELD_TIMES
+from node.plane import bulk_queue
+from node.plane.bulk_streams import BULK_PROTOCOL
+from node.plane.throttle import YIELD_TIMES
+from protocol import events as ev
 from protocol import limits
 from protocol.frames import Bulk
 from protocol.identity import Ed25519Signer, PeerId

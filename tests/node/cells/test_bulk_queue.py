@@ -1,6 +1,6 @@
 """What is sent when: each cell once, parts first, no more waiting than fits, at the line's pace."""
 
-from node.cells.bulk_queue import (
+from node.plane.bulk_queue import (
     CELLS_WAITING_MAX,
     PLACES_WAITING_MAX,
     QUEUED_S,
@@ -10,8 +10,8 @@ from node.cells.bulk_queue import (
     PushQueue,
     SendWindow,
 )
-from node.events import Push
 from protocol import limits
+from protocol.events import Push
 from protocol.frames import Bulk
 from tests.node.builders import peers_named
 

@@ -6,11 +6,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.cells.bulk_receiving import READ_AHEAD, Inbound
-from node.cells.bulk_sending import THROUGH
-from node.cells.bulk_streams import STREAMS_MAX
-from node.cells.line_limits import LineLimits
-from node.cells.shard_store import Item
+from node.holdings.shard_store import Item
+from node.plane.bulk_receiving import READ_AHEAD, Inbound
+from node.plane.bulk_sending import THROUGH
+from node.plane.bulk_streams import STREAMS_MAX
+from node.plane.line_limits import LineLimits
 from protocol.errors import PeerError, ProofError, StreamClosedError
 from protocol.transport import Stream
 from tests.memory_transport import MemoryNetwork, stream_pair

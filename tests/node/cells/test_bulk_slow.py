@@ -7,11 +7,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node import events as ev
-from node.cells import uplink
-from node.cells.bulk_queue import WINDOW_BYTES_MAX, WINDOW_BYTES_START, SendWindow
-from node.cells.bulk_streams import BULK_PROTOCOL, STALL_S
-from node.cells.line_limits import LineLimits
+from node.plane import uplink
+from node.plane.bulk_queue import WINDOW_BYTES_MAX, WINDOW_BYTES_START, SendWindow
+from node.plane.bulk_streams import BULK_PROTOCOL, STALL_S
+from node.plane.line_limits import LineLimits
+from protocol import events as ev
 from protocol import limits
 from protocol.errors import NetworkError, PeerError, StreamClosedError
 from protocol.frames import Bulk

@@ -9,12 +9,12 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node import events as ev
-from node.cells import bulk
-from node.cells.bulk_sending import STALL_SPARE_S, put_off
-from node.cells.bulk_streams import BULK_PROTOCOL, OVERTAKEN_S, STALL_S
-from node.cells.shard_store import Item
-from node.hooks import FlipByte, NodeHooks
+from node.holdings.shard_store import Item
+from node.plane import bulk
+from node.plane.bulk_sending import STALL_SPARE_S, put_off
+from node.plane.bulk_streams import BULK_PROTOCOL, OVERTAKEN_S, STALL_S
+from node.plane.hooks import FlipByte, NodeHooks
+from protocol import events as ev
 from protocol import limits
 from protocol.errors import PeerError, StreamClosedError
 from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems, Heartbeat

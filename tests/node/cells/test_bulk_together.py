@@ -9,14 +9,14 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node import events as ev
-from node.cells.bulk import part_root
-from node.cells.bulk_queue import WINDOW_BYTES_MAX, Meter, SendWindow
-from node.cells.bulk_receiving import Inbound
-from node.cells.bulk_sending import THROUGH, num_together, send_items
-from node.cells.cell_memory import LARGE_BYTES
-from node.cells.line_limits import LineLimits
-from node.cells.shard_store import Item
+from node.holdings.cell_memory import LARGE_BYTES
+from node.holdings.shard_store import Item
+from node.plane.bulk import part_root
+from node.plane.bulk_queue import WINDOW_BYTES_MAX, Meter, SendWindow
+from node.plane.bulk_receiving import Inbound
+from node.plane.bulk_sending import THROUGH, num_together, send_items
+from node.plane.line_limits import LineLimits
+from protocol import events as ev
 from protocol import limits
 from protocol.errors import PeerError
 from protocol.frames import Bulk, BulkHeader
@@ -122,7 +122,7 @@ async def test_cells_that_come_together_are_answered_once_and_kept_each_by_itsel
 
 
 async def test_cells_of_no_bytes_are_no_piece_and_not_answered(monkeypatch):
-    monkeypatch.setattr("node.cells.bulk.check_size", lambda *_: None)
+    monkeypatch.setattr("node.plane.bulk.check_size", lambda *_: None)
     header = BulkHeader(bulk=Bulk.PART, subject=bytes(32), round=1, items=4)
     desk, items = Desk(FOUNDER_SEED, toy_manifest()), items_of([0, 0, 5, 0])
     network = MemoryNetwork()
@@ -139,7 +139,7 @@ async def test_cells_of_no_bytes_are_no_piece_and_not_answered(monkeypatch):
 
 
 async def test_large_cells_that_come_together_lie_in_places_of_their_own(monkeypatch):
-    monkeypatch.setattr("node.cells.bulk.check_size", lambda *_: None)
+    monkeypatch.setattr("node.plane.bulk.check_size", lambda *_: None)
     header = BulkHeader(bulk=Bulk.PART, subject=bytes(32), round=1, items=2)
     desk, items = Desk(FOUNDER_SEED, toy_manifest()), items_of([LARGE_BYTES, LARGE_BYTES + 1])
     network = MemoryNetwork()

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node.cells import cell_memory
-from node.cells.cell_memory import LARGE_BYTES, CellMemory
+from node.holdings import cell_memory
+from node.holdings.cell_memory import LARGE_BYTES, CellMemory
 
 SIZE = LARGE_BYTES + 100
 WHOLE = -(-SIZE // mmap.PAGESIZE) * mmap.PAGESIZE

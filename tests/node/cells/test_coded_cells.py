@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore
-from node.events import ListEntry
+from node.holdings.shard_store import ShardStore
+from protocol.events import ListEntry
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import PeerId
 from tests.node.edge import toy_manifest

@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore
-from node.durable.checkpoints import Checkpoints, stored_states
-from node.events import ListEntry
-from node.rules.chain import genesis
-from node.state_transfer.checkpoint_source import checkpoint_finder
+from node.holdings.checkpoints import Checkpoints, stored_states
+from node.holdings.shard_store import ShardStore
+from node.plane.checkpoint_source import checkpoint_finder
 from protocol.errors import DecodeError, ProofError, StateError
+from protocol.events import ListEntry
 from protocol.grid import merkle_root
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
+from protocol.rounds.chain import genesis
 from sim.world.toy_run import toy_run
 from tests.node.builders import peers_named, toy_manifest
 

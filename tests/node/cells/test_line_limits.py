@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 import trio
 
-from node import events as ev
-from node.cells.bulk_streams import BULK_PROTOCOL, STALL_S
-from node.cells.line_limits import LineLimits
-from node.config import NodeConfig
+from node.plane.bulk_streams import BULK_PROTOCOL, STALL_S
+from node.plane.line_limits import LineLimits
+from node.state.config import NodeConfig
+from protocol import events as ev
 from protocol.errors import ConfigError
 from protocol.frames import Bulk
 from tests.memory_transport import MemoryNetwork

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.cells import bulk
-from node.cells.shard_store import ShardStore
+from node.holdings.shard_store import ShardStore
+from node.plane import bulk
 from protocol.errors import ProofError, StateError
 from protocol.frames import Bulk, BulkHeader
 from protocol.manifest import RunManifest, Setting

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ROUNDS_KEPT, Item, ShardStore, State
-from node.events import ListEntry
+from node.holdings.shard_store import ROUNDS_KEPT, Item, ShardStore, State
 from protocol.errors import DecodeError, PeerError, ProofError, StateError
+from protocol.events import ListEntry
 from protocol.grid import cell_root, merkle_proof, merkle_root
 from tests.node.builders import peers_named, toy_manifest
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.cells.bulk import StoredResults
-from node.durable.journal import FileJournal
-from node.events import Push
+from node.holdings.journal import FileJournal
+from node.plane.bulk import StoredResults
 from protocol.errors import ProofError, StateError
+from protocol.events import Push
 from protocol.frames import Bulk
 from protocol.grid import cell_root, merkle_proof
 from protocol.identity import Ed25519Signer

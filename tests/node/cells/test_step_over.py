@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore
+from node.holdings.shard_store import ShardStore
 from tests.node.cells.test_shard_store import contribution, entry, store_of
 from training.channel.channel_file import ChannelFile, ChannelSpec
 from training.channel.channel_places import AnchorPlaces

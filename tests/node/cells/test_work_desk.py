@@ -9,11 +9,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node import events as ev
-from node.cells.bulk_streams import BULK_PROTOCOL, BulkStreams
-from node.cells.shard_store import Item
-from node.cells.work_desk import EARLY_S, ERA_ROUNDS, WAITING_MAX, WorkDesk, WorkQuota
-from node.hooks import NodeHooks
+from node.holdings.shard_store import Item
+from node.plane.bulk_streams import BULK_PROTOCOL, BulkStreams
+from node.plane.hooks import NodeHooks
+from node.plane.work_desk import EARLY_S, ERA_ROUNDS, WAITING_MAX, WorkDesk, WorkQuota
+from protocol import events as ev
 from protocol import limits
 from protocol.errors import PeerError
 from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems
@@ -21,11 +21,7 @@ from protocol.grid import EMPTY_ROOT, cell_root, merkle_proof
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import AuditSpec
 from protocol.messages import Commit, Work, decode_body
-from tests.memory_transport import MemoryNetwork
-from tests.node.cells.test_bulk_streams import frame, received
-from tests.node.edge import FOUNDER_SEED, Desk, toy_manifest
-from tests.protocol.entry_vectors import WORK
-from training.audits.segments import (
+from protocol.segments import (
     MOMENTS,
     SegmentPlace,
     SegmentState,
@@ -33,6 +29,10 @@ from training.audits.segments import (
     num_state_cells,
     root_of,
 )
+from tests.memory_transport import MemoryNetwork
+from tests.node.cells.test_bulk_streams import frame, received
+from tests.node.edge import FOUNDER_SEED, Desk, toy_manifest
+from tests.protocol.entry_vectors import WORK
 from training.audits.traces import TraceFolder
 
 THIRD = PeerId(bytes([3]) * 32)
@@ -244,7 +244,7 @@ def test_quota_is_of_each_peer_and_of_an_era():
 
 
 async def test_who_asks_over_and_over_is_shown_no_more_than_its_quota(tmp_path, monkeypatch):
-    monkeypatch.setattr("node.cells.work_desk.AUDITS_PER_ERA", 0)
+    monkeypatch.setattr("node.plane.work_desk.AUDITS_PER_ERA", 0)
     pair = Pair(tmp_path)
     await pair.ask((ROOT, (0,)))
     assert pair.auditor.arrived() == []

@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.cells.states import Item
-from node.cells.work_store import WorkStore
+from node.holdings.states import Item
+from node.holdings.work_store import WorkStore
 from protocol.errors import PeerError
 from protocol.grid import EMPTY_ROOT, Layout, ShardSpec, TensorSpec
-from training.audits.segments import cells_of, root_of, vectors_of
+from protocol.segments import cells_of, root_of, vectors_of
 
 LAYOUT = Layout(ShardSpec("model", (TensorSpec("w", (2500,)),), ((0,),)), 1024)
 

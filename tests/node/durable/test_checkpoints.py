@@ -14,11 +14,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.cells.states import State
-from node.durable.checkpoints import PATIENCE_S, REST, Checkpoints, stored_states
-from node.rules.chain import genesis
+from node.holdings.checkpoints import PATIENCE_S, REST, Checkpoints, stored_states
+from node.holdings.states import State
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
+from protocol.rounds.chain import genesis
 from tests.node.edge import NUMEL, toy_manifest
 from tests.training.full_disk import files_of_at_most
 

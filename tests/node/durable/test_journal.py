@@ -8,8 +8,8 @@ from itertools import pairwise
 
 import pytest
 
-from node.durable.journal import BRANCH_FILE, CHAIN_FILE, SLOTS_FILE, FileJournal
-from node.durable.record_log import RecordLog
+from node.holdings.journal import BRANCH_FILE, CHAIN_FILE, SLOTS_FILE, FileJournal
+from node.holdings.record_log import RecordLog
 from protocol import limits
 from protocol.messages import SealCertificate
 from tests.node.builders import Voice, head_of, peers_named
@@ -59,7 +59,7 @@ def test_messages_outlive_a_kill_right_after_they_were_recorded(tmp_path, opened
     code = f"""
 import os, signal, sys
 from pathlib import Path
-from node.durable.journal import FileJournal
+from node.holdings.journal import FileJournal
 from tests.node.durable.test_journal import MESSAGES, chain_of
 journal = FileJournal(Path({str(tmp_path)!r}))
 journal.keep_result(5, bytes(range(32)), [b"one", b"two"])

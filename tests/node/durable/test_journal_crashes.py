@@ -14,8 +14,8 @@ from functools import cache
 
 import pytest
 
-from node.durable import journal_records
-from node.durable.journal import SLOTS_FILE
+from node.holdings import journal_records
+from node.holdings.journal import SLOTS_FILE
 from protocol.messages import decode_message
 from protocol.wire import decode
 from sim.world.files import Fate, SimFiles

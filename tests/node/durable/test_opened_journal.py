@@ -3,15 +3,15 @@
 import shutil
 from pathlib import Path
 
-from node.assembly import Node, _open_journal
-from node.config import NodeConfig
+from node.daemon.assembly import Node, _open_journal
 from node.demo import recipe as demo
 from node.demo.options import DemoOptions
-from node.durable.journal import FileJournal
-from node.hooks import NodeHooks
+from node.holdings.journal import FileJournal
+from node.plane.hooks import NodeHooks
+from node.settings.run_store import found_or_resume
+from node.state.config import NodeConfig
 from node.state.folder import UNSIGNED_FILE, run_folder
 from node.state.keystore import load_or_create_identity
-from node.state.run_store import found_or_resume
 from node.state.stored_manifest import read_signed_manifest, store_manifest
 from node.status.board import EventLog
 from protocol.identity import Ed25519Signer

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from node.durable.receipts import RECEIPTS_FILE, ReceiptLog
-from node.durable.record_log import RECORD_BYTES_MAX
-from node.rules.chain import genesis
+from node.holdings.receipts import RECEIPTS_FILE, ReceiptLog
+from node.holdings.record_log import RECORD_BYTES_MAX
 from node.using.ledger import ExportHead, export_ledger, ledger_of
 from protocol.errors import LedgerError
 from protocol.messages import Commit, SealCertificate, decode_body
+from protocol.rounds.chain import genesis
 from protocol.wire import decode, encode
 from sim.checks.receipts import check_receipts
 from sim.world.files import SimFiles

@@ -4,7 +4,7 @@ import errno
 
 import pytest
 
-from node.durable.record_log import RecordLog, read_records
+from node.holdings.record_log import RecordLog, read_records
 from tests.training.full_disk import files_of_at_most
 from training.files.durable import WRITING, SystemFile, SystemFiles
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore
-from node.durable.recovery import StoredState, recover, take_state
-from node.rules.chain import genesis
-from node.rules.restart import Restart, own_seal, was_listed
+from node.holdings.recovery import StoredState, recover, take_state
+from node.holdings.shard_store import ShardStore
 from protocol.identity import PeerId
 from protocol.messages import Kind, Seal, SealCertificate, SealValue, SignedMessage
+from protocol.rounds.chain import genesis
+from protocol.rounds.restart import Restart, own_seal, was_listed
 from sim.world.disk import Disk
 from sim.world.world import World, peer_named
 from tests.node.builders import Voice

@@ -12,10 +12,10 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from node.durable import results, write_ahead
-from node.durable.journal import FileJournal
-from node.durable.results import ResultFiles
-from node.durable.write_ahead import WriteAhead
+from node.holdings import results, write_ahead
+from node.holdings.journal import FileJournal
+from node.holdings.results import ResultFiles
+from node.holdings.write_ahead import WriteAhead
 from protocol import limits
 from protocol.grid import cell_root
 from sim.world.files import Fate, SimFiles

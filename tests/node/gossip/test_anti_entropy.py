@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from node.events import Fault, Send
-from node.gossip.machine import Gossip
-from node.gossip.settings import GossipSettings
 from protocol import limits
+from protocol.events import Fault, Send
 from protocol.frames import encode_frame
 from protocol.gossip import BucketIds, Compare, Digests, Entries, GossipFrame
+from protocol.gossiping.machine import Gossip
+from protocol.gossiping.settings import GossipSettings
 from sim.crowds.gossip_book import MARK, SimBook
 from tests.node.builders import peers_named
 

@@ -6,12 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.events import Fault, Send
-from node.gossip.machine import Gone, Gossip
-from node.gossip.quotas import PEERS_MAX, Quota, Rate
-from node.gossip.spreading import UNSERVED_MAX
-from node.shared_state.gossiped import Offered, Verdict
 from protocol import limits
+from protocol.events import Fault, Send
 from protocol.frames import encode_frame
 from protocol.gossip import (
     GOSSIP_FRAMES,
@@ -29,6 +25,10 @@ from protocol.gossip import (
     Shuffled,
     WantEntries,
 )
+from protocol.gossiping.gossiped import Offered, OfferVerdict
+from protocol.gossiping.machine import Gone, Gossip
+from protocol.gossiping.quotas import PEERS_MAX, Quota, Rate
+from protocol.gossiping.spreading import UNSERVED_MAX
 from protocol.identity import PeerId
 from sim.crowds.gossip_book import MARK, SimBook
 from tests.node.builders import peers_named
@@ -255,7 +255,7 @@ def test_evidence_that_an_offer_proved_is_spread():
             if b"twice" not in encoded:
                 return super().offer(encoded, wall_s=wall_s, now_s=now_s)
             proof = super().offer(entry("evidence"), wall_s=wall_s, now_s=now_s)
-            return Offered(verdict=Verdict.CONTRADICTION, evidence=proof.entry_id)
+            return Offered(verdict=OfferVerdict.CONTRADICTION, evidence=proof.entry_id)
 
     script = Script(Strict())
     actions = script.hear(NEIGHBOURS[0], push(entry("twice")))

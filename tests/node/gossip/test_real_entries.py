@@ -2,9 +2,9 @@
 
 import random
 
-from node.events import Send
-from node.gossip.machine import Gossip
 from protocol.entry_kinds import EntryKind
+from protocol.events import Send
+from protocol.gossiping.machine import Gossip
 from protocol.wire import encode
 from tests.node.shared_state.scene import Node, all_ids, make_entry, signer
 

@@ -2,10 +2,10 @@
 
 import random
 
-from node.gossip.settings import GossipSettings
-from node.gossip.swim import DOUBT_MAX, INCARNATIONS_AT_ONCE, REFUTATIONS, UNANSWERED, Swim
 from protocol import limits
 from protocol.gossip import Ack, Farewell, Ping, PingFor, Rumour, RumourKind
+from protocol.gossiping.settings import GossipSettings
+from protocol.gossiping.swim import DOUBT_MAX, INCARNATIONS_AT_ONCE, REFUTATIONS, UNANSWERED, Swim
 from protocol.identity import PeerId
 from tests.node.builders import peers_named
 

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from node.gossip.settings import GossipSettings
-from node.gossip.views import ASK_AGAIN_S, PartialViews
 from protocol import limits
 from protocol.gossip import Introduction, NeighbourKind
+from protocol.gossiping.settings import GossipSettings
+from protocol.gossiping.views import ASK_AGAIN_S, PartialViews
 from tests.node.builders import peers_named
 
 PEERS = peers_named(600)

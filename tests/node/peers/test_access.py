@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 
 from node.peers.access import Access
-from node.shared_state.book import SharedState
 from node.state.invitations import IssuedTokens, Terms
 from protocol.entry_kinds import EntryKind
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.invitations import Role
 from protocol.manifest import AccessSpec, RunManifest
+from protocol.shared_state.book import SharedState
 from protocol.wire import encode
 from tests.node.edge import FOUNDER_SEED, toy_manifest
 

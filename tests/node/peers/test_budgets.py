@@ -2,10 +2,10 @@
 
 import pytest
 
-from node import events as ev
-from node.gossip.quotas import PEERS_MAX
-from node.peers import budgets
-from node.peers.budgets import (
+from protocol import events as ev
+from protocol import limits
+from protocol.core import budgets
+from protocol.core.budgets import (
     FRAME_S,
     OVER,
     OVERDRAWN_S,
@@ -15,8 +15,8 @@ from node.peers.budgets import (
     cost_s,
     message_cost_s,
 )
-from protocol import limits
 from protocol.frames import Messages, StatusAsk, encode_frame
+from protocol.gossiping.quotas import PEERS_MAX
 from protocol.identity import PeerId
 from protocol.messages import Have, Held, Kind, Seat
 from tests.node.builders import Voice, head_of, peers_named
@@ -110,7 +110,7 @@ def test_words_that_others_pass_on_are_checked_up_to_the_share_of_who_signed_the
         checked.append(message)
         return True
 
-    monkeypatch.setattr("node.core.is_signed", is_signed)
+    monkeypatch.setattr("protocol.core.node_core.is_signed", is_signed)
     core = core_of(C, A, B)
     said = [Voice(A, core.machine.head).vote([], attempt) for attempt in range(60)]
     monkeypatch.setattr(budgets, "MESSAGE_S", 0.05)
@@ -132,7 +132,7 @@ def test_seats_of_made_up_keys_are_checked_up_to_a_share_that_they_have_together
         checked.append(message)
         return True
 
-    monkeypatch.setattr("node.core.is_signed", is_signed)
+    monkeypatch.setattr("protocol.core.node_core.is_signed", is_signed)
     monkeypatch.setattr(budgets, "MESSAGE_S", 0.05)
     core = core_of(C, A, B)
     head = core.machine.head

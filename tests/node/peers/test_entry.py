@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from node.assembly import Node
-from node.config import NodeConfig
-from node.hooks import NodeHooks
-from node.peers.entry import ALONE_S, KNOWN_AT_ONCE_MAX, FirstPeers
+from node.daemon.assembly import Node
+from node.daemon.entry import ALONE_S, KNOWN_AT_ONCE_MAX, FirstPeers
 from node.peers.listening import full_addresses
+from node.plane.hooks import NodeHooks
+from node.state.config import NodeConfig
 from node.state.known_peers import KnownPeer, KnownPeers
 from node.status.board import EventLog, Field
 from protocol.errors import ManifestMismatch, UnreachableError

@@ -1,9 +1,9 @@
 """Who is needed for its vote, and until when it works on."""
 
-from node import events as ev
-from node.core import NodeCore
+from node.holdings.states import round_config
 from node.peers.handing_over import HandingOver
-from node.rules.round_view import RoundConfig
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.frames import Heartbeat
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Kind, Leave, sign_message
@@ -19,7 +19,7 @@ class Wishing:
 
     def __init__(self, voters: tuple[PeerId, ...], others: tuple[PeerId, ...] = ()):
         head = head_of(voters, others)
-        config = RoundConfig.from_manifest(MANIFEST)
+        config = round_config(MANIFEST)
         self.core = NodeCore(MANIFEST, config, KeyedHashSigner(ME), head, now_s=0.0)
         self.handing = HandingOver(self.core)
 

@@ -6,12 +6,12 @@ import msgpack
 import pytest
 import trio
 
-from node.config import PeerAddress
-from node.exit_codes import EXIT_REFUSED, exit_status
 from node.peers import handshake
 from node.peers.handshake import HELLO_S, shake_hands
 from node.peers.manifest_fetch import MANIFEST_PROTOCOL, fetch_manifest
+from node.processes.exit_codes import EXIT_REFUSED, exit_status
 from node.state import stored_manifest
+from node.state.config import PeerAddress
 from node.state.stored_manifest import read_signed_manifest
 from protocol import manifest
 from protocol.errors import (

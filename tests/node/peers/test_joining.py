@@ -9,11 +9,11 @@ import pytest
 import trio
 
 from dht.transport.libp2p_transport import TransportConfig, open_transport
-from node.config import PeerAddress
 from node.peers.invite import invite_link, invite_to
 from node.peers.joining import Joined, join_patiently, join_run, parse_target
 from node.peers.listening import full_addresses
 from node.peers.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
+from node.state.config import PeerAddress
 from node.state.folder import run_folder
 from node.state.known_peers import KnownPeer, KnownPeers
 from node.state.stored_manifest import store_manifest, stored_manifest

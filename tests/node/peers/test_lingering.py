@@ -1,13 +1,13 @@
 """Who is waited for behind the last round, and for how long."""
 
-from node import events as ev
-from node.core import NodeCore
+from node.holdings.states import round_config
 from node.peers.lingering import LAST_BEAT_S, Lingering
-from node.rules.ballots import BallotEntry
-from node.rules.round_view import RoundConfig
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.frames import Heartbeat
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Leave, sign_message
+from protocol.rounds.ballots import BallotEntry
 from tests.node.builders import head_of, peers_named, toy_manifest
 
 ME, B, C, STRANGER = peers_named(4)
@@ -20,7 +20,7 @@ class Ended:
 
     def __init__(self, *members, is_resumed=False):
         head = head_of(members)
-        config = RoundConfig.from_manifest(MANIFEST)
+        config = round_config(MANIFEST)
         self.core = NodeCore(MANIFEST, config, KeyedHashSigner(ME), head, now_s=0.0)
         self.last = head.value.round
         self.lingering = Lingering(self.core, now_s=0.0, is_resumed=is_resumed)

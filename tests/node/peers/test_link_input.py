@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 from node import network_main, swarm
 from node.commands import founding
 from node.commands.app import app
-from node.exit_codes import EXIT_USAGE
-from node.foreground import Start
+from node.daemon.foreground import Start
 from node.peers.invite import CHARACTERS_MAX, invite_link, invite_to
 from node.peers.join_variable import JOIN_VARIABLE
 from node.peers.joining import Target, parse_target
 from node.peers.link_input import read_target
+from node.processes.exit_codes import EXIT_USAGE
 from protocol.errors import ConfigError, TrainerError
 from protocol.identity import Ed25519Signer
 from tests.node.edge import toy_manifest
@@ -84,7 +84,7 @@ def joined(monkeypatch: pytest.MonkeyPatch) -> list[Target]:
         targets.append(target)
         return 0
 
-    monkeypatch.setattr("node.foreground.join_in_foreground", join)
+    monkeypatch.setattr("node.daemon.foreground.join_in_foreground", join)
     monkeypatch.setattr(founding, "end_now", lambda _: None)
     return targets
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.peers.liveness import Liveness
+from protocol.core.liveness import Liveness
 from tests.node.builders import peers_named
 
 ME, A, B = peers_named(3)

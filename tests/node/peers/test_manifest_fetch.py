@@ -9,7 +9,6 @@ import pytest
 import trio
 import trio.testing
 
-from node.config import PeerAddress
 from node.peers.manifest_fetch import (
     FETCH_S,
     MANIFEST_PROTOCOL,
@@ -18,6 +17,7 @@ from node.peers.manifest_fetch import (
     ManifestServer,
     fetch_manifest,
 )
+from node.state.config import PeerAddress
 from protocol import limits
 from protocol.errors import RefusedError, UnreachableError, VersionError
 from protocol.identity import Ed25519Signer, PeerId

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from dht.reaching.lan_words import LanPeer, run_tag
-from node.config import NodeConfig, PeerAddress
 from node.peers.neighbours import Neighbourhood, Neighbours, says_so
+from node.state.config import NodeConfig, PeerAddress
 from protocol.identity import Ed25519Signer
 from tests.dht.nodes import open_node
 from tests.memory_transport import MemoryNetwork

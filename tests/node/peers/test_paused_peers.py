@@ -8,9 +8,9 @@ import pytest
 import trio
 import trio.testing
 
-from node import events as ev
 from node.peers.links import HELLOS_MAX
-from node.peers.strikes import PAUSE_S, STRIKES_MAX
+from protocol import events as ev
+from protocol.core.strikes import PAUSE_S, STRIKES_MAX
 from protocol.errors import BarnraiseError, DecodeError
 from protocol.frames import Hello, Refusal, encode_frame
 from protocol.identity import PeerId

@@ -2,8 +2,8 @@
 
 import pytest
 
-from node import events as ev
 from node.peers.probing import probe
+from protocol import events as ev
 from tests.node.builders import peers_named
 
 A, B = peers_named(2)

@@ -1,13 +1,13 @@
 """R8: signed messages are forwarded once, and heartbeats fill the gaps."""
 
-from node.events import Send
-from node.peers.relay import FRAME_BYTES, Relay, message_ids, pack
-from node.rules.ballots import BallotEntry
 from protocol import limits
+from protocol.core.relay import FRAME_BYTES, Relay, message_ids, pack
+from protocol.events import Send
 from protocol.frames import Heartbeat, Messages, encode_frame
 from protocol.identity import PeerId
 from protocol.limits import CONTROL_FRAME_BYTES_MAX
 from protocol.messages import Kind
+from protocol.rounds.ballots import BallotEntry
 from tests.node.builders import Voice, head_of, peers_named, view_of
 
 A, B, C, D = peers_named(4)
@@ -120,7 +120,7 @@ def test_memory_of_what_was_refused_ends_with_the_round():
 
 
 def test_only_so_much_goes_with_one_heartbeat_and_the_rest_with_the_next(monkeypatch):
-    monkeypatch.setattr("node.peers.relay.FILL_BYTES_MAX", len(ONE.message.encoded) + 1)
+    monkeypatch.setattr("protocol.core.relay.FILL_BYTES_MAX", len(ONE.message.encoded) + 1)
     relay = Relay(C, settle_s=BEAT_S / 2)
     assert filled(relay, beat(), 1.0) == [ONE.message]
     assert filled(relay, beat(ONE), 1.0 + BEAT_S) == [TWO.message]

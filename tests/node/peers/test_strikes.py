@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from node.peers.strikes import (
+from protocol.core.strikes import (
     FORGOTTEN_S,
     GOOD_S,
     PAUSE_S,

@@ -5,11 +5,11 @@ from contextlib import AsyncExitStack
 import pytest
 import trio
 
-from node import events as ev
-from node.config import PeerAddress
 from node.peers.handshake import shake_hands
 from node.peers.links import CONTROL_PROTOCOL
 from node.peers.twins import PEERS_MAX, TOLD_S, TWIN, Twins
+from node.state.config import PeerAddress
+from protocol import events as ev
 from protocol.errors import RefusedError
 from protocol.frames import Refusal
 from protocol.identity import Ed25519Signer, PeerId

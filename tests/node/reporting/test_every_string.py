@@ -30,7 +30,6 @@ from node.peers.public_runs import RunAdvert, public_runs, topic_of
 from node.reporting.logs import JsonFormatter, TextFormatter
 from node.reporting.people import Occasion, PeopleLog, what_joining_means
 from node.reporting.terminal import PeopleConsole
-from node.shared_state.told import PeerReport
 from node.status.doctor import findings
 from node.status.metrics import render_metrics
 from node.status.records import NodeStatus, PeerTable, from_plain
@@ -46,6 +45,7 @@ from protocol.manifest import (
     first_difference,
 )
 from protocol.messages import Commit, Seat
+from protocol.shared_state.told import PeerReport
 from protocol.wire import encode
 from tests.node.cores import A, B, C, core_of
 from tests.node.status_scene import board_at, sources_of

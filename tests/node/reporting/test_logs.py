@@ -15,7 +15,7 @@ from node.reporting.logs import LINE_CHARACTERS_MAX, VALUE_CHARACTERS_MAX, start
 from tests.node.log_lines import lines, told
 
 HOSTILE = (
-    "x\n2026-11-20 12:40:18.123 INFO node.exchange round sealed round=41\r\x1b[2J\x00"
+    "x\n2026-11-20 12:40:18.123 INFO node.daemon.driver round sealed round=41\r\x1b[2J\x00"
     "\u2028\u202e\ud800 round=41"
 )
 

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import trio
 
 from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator
-from node.round import RoundMachine
-from node.rules.restart import Restart
-from node.state_transfer.progress import Progress
 from node.status.board import EventLog
+from protocol.catching_up.progress import Progress
 from protocol.identity import KeyedHashSigner
+from protocol.rounds.restart import Restart
+from protocol.rounds.round_machine import RoundMachine
 from tests.node.builders import CONFIG, head_of, peers_named, view_of
 
 A, B, C = peers_named(3)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from node import events as ev
-from node.exchange import Driver
-from node.hooks import NodeHooks, OwnUpdate
+from node.daemon.driver import Driver
+from node.plane.hooks import NodeHooks, OwnUpdate
 from node.reporting.trace_file import NodeTrace, TraceFile, read_trace, tracing, untraced
 from node.reporting.tracing import Accused, Adopted, Began, Diverged, Ended, Record, Signed, Used
-from node.rules.restart import Restart
+from protocol import events as ev
 from protocol.errors import DecodeError
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Vote, sign_message
+from protocol.rounds.restart import Restart
 from tests.node.builders import head_of, peers_named, view_of
 from tests.node.test_exchange import FRIEND, NoLinks, NoWork, no_evidence, working
 

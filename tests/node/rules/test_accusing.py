@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 
-from node import events as ev
-from node.round import RoundMachine
-from node.rules.ballots import BallotEntry
+from protocol import events as ev
 from protocol import limits
 from protocol.entry_kinds import Accusation
 from protocol.evidence import decode_evidence
@@ -19,6 +17,8 @@ from protocol.messages import (
     decode_body,
     slice_subject,
 )
+from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.round_machine import RoundMachine
 from tests.node.builders import (
     Voice,
     contributed,

@@ -3,11 +3,11 @@
 import random
 from dataclasses import replace
 
-from node import events as ev
-from node.round import RoundMachine
-from node.rules.agenda import Agenda
+from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.messages import Kind
+from protocol.rounds.agenda import Agenda
+from protocol.rounds.round_machine import RoundMachine
 from tests.node.builders import (
     CONFIG,
     ROOT,

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from node.events import CellsArrived, Pull, Push, Reduced
-from node.round import RoundMachine
-from node.rules import supply
-from node.rules.admission import attempt_shown
-from node.rules.agreed import (
+from protocol.events import CellsArrived, Pull, Push, Reduced
+from protocol.frames import Bulk
+from protocol.identity import KeyedHashSigner, PeerId
+from protocol.messages import Agg, Have, Held, Kind, Vote, slice_subject
+from protocol.rounds import supply
+from protocol.rounds.admission import attempt_shown
+from protocol.rounds.agreed import (
     agreed_root,
     call_substitutes,
     caught,
@@ -17,19 +19,17 @@ from node.rules.agreed import (
     result_place,
     take_own_sum,
 )
-from node.rules.agreement import is_given_up
-from node.rules.ballots import BallotEntry
-from node.rules.bit_maps import pack_senders
-from node.rules.proposal import (
+from protocol.rounds.agreement import is_given_up
+from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.proposal import (
     complete_senders,
     held_runs,
     holds_all_expected,
 )
-from node.rules.roster import blocking, has_quorum, liars
-from node.rules.round_view import RoundView
-from protocol.frames import Bulk
-from protocol.identity import KeyedHashSigner, PeerId
-from protocol.messages import Agg, Have, Held, Kind, Vote, slice_subject
+from protocol.rounds.roster import blocking, has_quorum, liars
+from protocol.rounds.round_machine import RoundMachine
+from protocol.rounds.round_view import RoundView
 from sim.world.world import peer_named
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, roster_of
 

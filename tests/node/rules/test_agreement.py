@@ -2,7 +2,8 @@
 
 import pytest
 
-from node.rules.agreement import (
+from protocol.messages import Kind, List, Vote
+from protocol.rounds.agreement import (
     Seen,
     commit_body,
     due_times,
@@ -11,10 +12,9 @@ from node.rules.agreement import (
     statements,
     time_out_s,
 )
-from node.rules.ballots import BallotEntry
-from node.rules.deadlines import LearnedDeadline
-from node.rules.rates import Rates
-from protocol.messages import Kind, List, Vote
+from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.deadlines import LearnedDeadline
+from protocol.rounds.rates import Rates
 from sim.world.world import peer_named
 from tests.node.builders import (
     CONFIG,

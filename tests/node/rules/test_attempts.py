@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from node import events as ev
-from node.core import NodeCore
-from node.rules.admission import ATTEMPTS_AHEAD_MAX
+from protocol import events as ev
 from protocol import limits
+from protocol.core.node_core import NodeCore
 from protocol.frames import Heartbeat
 from protocol.identity import KeyedHashSigner
+from protocol.rounds.admission import ATTEMPTS_AHEAD_MAX
 from tests.node.builders import CLOCK_RULES, CONFIG, Voice, head_of, peers_named
 from tests.node.cores import MANIFEST, hand
 

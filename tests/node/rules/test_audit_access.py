@@ -37,7 +37,10 @@ def test_nobody_sees_work_before_the_beacon_and_then_who_may_be_drawn_for_it(see
                     opened, asked = opened + len(seen), asked + len(others)
         assert not audits.may_open(others[0], bytes(32))
     for node in nodes:
-        closed, head = node.core.audits.closed, node.core.machine.head.round
+        closed, head = (
+            node.core.audits.closed,
+            node.core.machine.head.round,
+        )
         assert set(closed) <= set(range(1, head)), "the beacon of the newest is not there yet"
         for index in range(1, head):
             done = node.trainer.work(index)

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from node.rules.ballots import BallotEntry, Ballots
 from protocol import limits
 from protocol.messages import Kind
+from protocol.rounds.ballots import BallotEntry, Ballots
 from tests.node.builders import (
     ROOT,
     Voice,

@@ -2,15 +2,15 @@
 
 import pytest
 
-from node import events as ev
-from node.rules.ballots import BallotEntry
-from node.rules.proposal import complete_senders
-from node.rules.roster import ListedContribution, next_roster
+from protocol import events as ev
 from protocol import limits
 from protocol.entry_kinds import Accusation
 from protocol.evidence import decode_evidence
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Commit, Kind, Roster, Vote, decode_body
+from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.proposal import complete_senders
+from protocol.rounds.roster import ListedContribution, next_roster
 from tests.node.builders import (
     Voice,
     commit_body,

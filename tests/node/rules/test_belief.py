@@ -5,15 +5,15 @@ from dataclasses import replace
 
 import pytest
 
-from node.events import Push
-from node.rules import supply
-from node.rules.agreed import agreed_root, call_substitutes
-from node.rules.belief import belief_of, liars
-from node.rules.reducers import slices
-from node.rules.round_view import RoundView
 from protocol import limits
+from protocol.events import Push
 from protocol.identity import PeerId
 from protocol.messages import Agg, Kind, Roster, slice_subject
+from protocol.rounds import supply
+from protocol.rounds.agreed import agreed_root, call_substitutes
+from protocol.rounds.belief import belief_of, liars
+from protocol.rounds.reducers import slices
+from protocol.rounds.round_view import RoundView
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, roster_of
 from tests.node.rules.test_agreed import hear
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from blake3 import blake3
 
-from node.rules.branch_tree import (
+from protocol.errors import StateError
+from protocol.rounds.branch_tree import (
     Drift,
     Tree,
     choose_drifts,
@@ -14,7 +15,6 @@ from node.rules.branch_tree import (
     lost_drift,
     may_list,
 )
-from protocol.errors import StateError
 from tests.node.rules.test_branches import FINAL, seal_on, tree_of
 
 #          /- P1 - P2 - P3

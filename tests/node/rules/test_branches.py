@@ -6,9 +6,11 @@ from itertools import permutations
 import pytest
 from blake3 import blake3
 
-from node.rules import roster as rosters
-from node.rules.branch_tree import Tree
-from node.rules.branches import (
+from protocol.identity import KeyedHashSigner
+from protocol.messages import Kind, Seal, SealValue, Vote, decode_message, sign_message
+from protocol.rounds import roster as rosters
+from protocol.rounds.branch_tree import Tree
+from protocol.rounds.branches import (
     Lock,
     Opening,
     Position,
@@ -27,9 +29,7 @@ from node.rules.branches import (
     provisional_sealers,
     slot_of,
 )
-from node.rules.roster import ListedContribution, voters
-from protocol.identity import KeyedHashSigner
-from protocol.messages import Kind, Seal, SealValue, Vote, decode_message, sign_message
+from protocol.rounds.roster import ListedContribution, voters
 from tests.node.builders import commit_body, head_of, peers_named, roster_of
 
 A, B, C, D, E = peers_named(5)

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from node.rules.chain import certify, check_seal, genesis, is_own_seal, seal_value
-from node.rules.roster import voters
 from protocol.errors import ProofError
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Seal, SealCertificate, Slot, sign_message
+from protocol.rounds.chain import certify, check_seal, genesis, is_own_seal, seal_value
+from protocol.rounds.roster import voters
 from tests.node.builders import (
     CONFIG,
     ROOT,

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from node.rules import roster as rosters
-from node.rules.bit_maps import pack_senders
-from node.rules.roster import InFlight, ListedContribution, next_clock, next_roster
+from protocol.leases import lease_size
 from protocol.messages import Interval, SealClock, SealValue
+from protocol.rounds import roster as rosters
+from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.roster import InFlight, ListedContribution, next_clock, next_roster
 from tests.node.builders import CLOCK_RULES as RULES
 from tests.node.builders import peers_named, roster_of
 from tests.node.rules.test_roster import HEAD, A, B, C, after, listed, random_entry
-from training.data.leases import lease_size
 
 # Leases and clock -------------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.rules.courtesy import (
+from protocol.rounds.courtesy import (
     ASKED_S,
     BUDGET_S,
     DEADLINE_SHARE,
@@ -12,7 +12,7 @@ from node.rules.courtesy import (
     ROUNDS_BEHIND,
     Courtesy,
 )
-from node.rules.round_view import RoundView
+from protocol.rounds.round_view import RoundView
 from tests.node.builders import CONFIG, head_of, peers_named
 
 ME, OTHER, JOINER, LATER = peers_named(4)

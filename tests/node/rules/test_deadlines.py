@@ -2,7 +2,13 @@
 
 import pytest
 
-from node.rules.deadlines import GROWTH, GROWTH_STEPS_MAX, MARGIN, SAMPLES_KEPT, LearnedDeadline
+from protocol.rounds.deadlines import (
+    GROWTH,
+    GROWTH_STEPS_MAX,
+    MARGIN,
+    SAMPLES_KEPT,
+    LearnedDeadline,
+)
 
 
 def learned(*durations_s: float, floor_s: float = 1.0, cap_s: float = 10.0) -> float:

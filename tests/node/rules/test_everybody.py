@@ -2,14 +2,14 @@
 
 import pytest
 
-from node.events import Apply, Measure, Measured, Pull, Push, Reduce
-from node.rules import supply
-from node.rules.agreement import learn
-from node.rules.deadlines import LearnedDeadline
-from node.rules.proposal import awaited_haves, complete_senders, propose
-from node.rules.reducers import Slice
+from protocol.events import Apply, Measure, Measured, Pull, Push, Reduce
 from protocol.frames import Bulk
 from protocol.messages import Agg, Gram, Have, Held, Kind, Seal, slice_subject
+from protocol.rounds import supply
+from protocol.rounds.agreement import learn
+from protocol.rounds.deadlines import LearnedDeadline
+from protocol.rounds.proposal import awaited_haves, complete_senders, propose
+from protocol.rounds.reducers import Slice
 from tests.node.builders import (
     CONFIG,
     Voice,

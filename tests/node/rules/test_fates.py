@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from node import events as ev
-from node.rules.fates import Fates
+from protocol import events as ev
+from protocol.rounds.fates import Fates
 from tests.node.builders import head_of, peers_named
 
 HEAD = head_of(peers_named(1))

@@ -1,8 +1,8 @@
 """Who is to hold parts: of open runs those whose word that they do counts."""
 
-from node.rules.belief import belief_of
-from node.rules.gathering import Gathering
-from node.rules.reducers import Slice
+from protocol.rounds.belief import belief_of
+from protocol.rounds.gathering import Gathering
+from protocol.rounds.reducers import Slice
 from tests.node.builders import peers_named, roster_of
 
 PEERS = peers_named(8)

@@ -4,21 +4,21 @@ from dataclasses import replace
 
 import numpy as np
 
-from node.events import Fault, Measure, Reduce
-from node.round import RoundMachine
-from node.rules import supply
-from node.rules.agreed import (
+from protocol.events import Fault, Measure, Reduce
+from protocol.identity import KeyedHashSigner, PeerId
+from protocol.manifest import AdmissionSpec
+from protocol.messages import Gram, Kind, slice_subject
+from protocol.rounds import supply
+from protocol.rounds.agreed import (
     agreed_gram,
     call_substitutes,
     note_grams,
     unmeasured,
     whole_gram,
 )
-from node.rules.reducers import Slice
-from node.rules.round_view import RoundView
-from protocol.identity import KeyedHashSigner, PeerId
-from protocol.manifest import AdmissionSpec
-from protocol.messages import Gram, Kind, slice_subject
+from protocol.rounds.reducers import Slice
+from protocol.rounds.round_machine import RoundMachine
+from protocol.rounds.round_view import RoundView
 from tests.node.builders import CONFIG
 from tests.node.rules.test_agreed import (
     CERTIFIED,

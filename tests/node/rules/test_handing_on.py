@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from node.rules import roster as rosters
-from node.rules.bit_maps import pack_senders
-from node.rules.roster import ListedContribution, may_go, next_roster, voters
 from protocol.identity import PeerId
 from protocol.messages import Roster
+from protocol.rounds import roster as rosters
+from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.roster import ListedContribution, may_go, next_roster, voters
 from tests.node.builders import commit_body, head_of, peers_named, roster_of
 
 A, B, C, D, E, F = peers_named(6)

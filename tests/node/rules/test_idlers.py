@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from node.rules.idlers import Idlers
 from protocol.messages import Roster
+from protocol.rounds.idlers import Idlers
 from tests.node.builders import peers_named, roster_of
 
 A, B, C, GHOST = peers_named(4)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from blake3 import blake3
 
-from node.rules import roster as rosters
-from node.rules.lease_trace import num_forgotten, num_in_flight
-from node.rules.roster import ClockRules, ListedContribution, next_clock
 from protocol.grid import merkle_root
 from protocol.limits import LEASE_INTERVALS_MAX
 from protocol.manifest import CorpusSpec
 from protocol.messages import Commit, Interval, SealClock, SealValue
+from protocol.rounds import roster as rosters
+from protocol.rounds.lease_trace import num_forgotten, num_in_flight
+from protocol.rounds.roster import ClockRules, ListedContribution, next_clock
 from tests.node.builders import commit_body, head_of, peers_named
 from training.data.corpus import BlockDataset
 

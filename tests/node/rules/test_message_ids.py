@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from node import events as ev
-from node.core import NodeCore
-from node.peers.relay import heartbeat
+from protocol import events as ev
 from protocol import messages
+from protocol.core.node_core import NodeCore
+from protocol.core.relay import heartbeat
 from protocol.frames import Messages
 from protocol.identity import KeyedHashSigner, PeerId
 from tests.node.builders import CLOCK_RULES, CONFIG, Voice, head_of, peers_named

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.events import Push
-from node.rules import supply
-from node.rules.proposal import holds_all_expected
+from protocol.events import Push
 from protocol.messages import SealCertificate
+from protocol.rounds import supply
+from protocol.rounds.proposal import holds_all_expected
 from tests.node.builders import CONFIG, Voice, head_of, peers_named
 from tests.node.rules.test_agreed import hear
 from tests.node.rules.test_belief import view_of

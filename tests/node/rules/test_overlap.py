@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from node.rules.overlap import (
+from protocol.rounds.overlap import (
     RoundsInFlight,
     base_version,
     fragment_of,
@@ -15,7 +15,7 @@ from node.rules.overlap import (
     naming_round,
     proof_round,
 )
-from node.rules.roster import has_quorum, voters
+from protocol.rounds.roster import has_quorum, voters
 from tests.node.builders import CLOCK_RULES, head_of, machine_of, peers_named, roster_of
 
 A, B, C, D = peers_named(4)

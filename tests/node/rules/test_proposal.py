@@ -5,13 +5,14 @@ from dataclasses import replace
 
 import pytest
 
-from node.rules import proposal
-from node.rules.agreement import statements
-from node.rules.ballots import BallotEntry
-from node.rules.bit_maps import pack_senders, unpack_senders
-from node.rules.deadlines import LearnedDeadline
-from node.rules.lapses import note_lapses
-from node.rules.proposal import (
+from protocol.messages import Have, Held, Kind, List
+from protocol.rounds import proposal
+from protocol.rounds.agreement import statements
+from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.bit_maps import pack_senders, unpack_senders
+from protocol.rounds.deadlines import LearnedDeadline
+from protocol.rounds.lapses import note_lapses
+from protocol.rounds.proposal import (
     BRANCH_TIME_OUTS_MAX,
     complete_senders,
     held_runs,
@@ -20,7 +21,6 @@ from node.rules.proposal import (
     propose,
     short_senders,
 )
-from protocol.messages import Have, Held, Kind, List
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
 
 PEERS = peers_named(3)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from node import events as ev
-from node.core import NodeCore
-from node.rules.proposal import propose
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.frames import Heartbeat, Messages
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Kind, List, NewAttempt, SignedMessage, Vote
+from protocol.rounds.proposal import propose
 from tests.node.builders import CLOCK_RULES, CONFIG, Voice, head_of, list_body, peers_named, view_of
 from tests.node.cores import MANIFEST, faults, hand, sent
 

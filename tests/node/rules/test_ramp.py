@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 import pytest
 
-from node.rules.bit_maps import pack_senders
-from node.rules.ramp import ERA_ROUNDS, counting, earned, parts, weighed
-from node.rules.roster import ClockRules, ListedContribution, next_clock, next_roster
 from protocol.errors import DecodeError
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from protocol.messages import Roster, SeatRecord
+from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.ramp import ERA_ROUNDS, counting, earned, parts, weighed
+from protocol.rounds.roster import ClockRules, ListedContribution, next_clock, next_roster
 from protocol.wire import decode, encode
 from tests.node.builders import (
     CLOCK_RULES,
@@ -119,7 +119,7 @@ def test_wave_that_suspects_all_but_one_takes_no_seat_with_or_without_a_ramp(law
     bent: dict[str, Any] = {"suspects": FOUNDING[1:], "is_past_end": True}
     held = played(3 + ERA_ROUNDS, law=law, **bent)[-1]
     assert set(FOUNDING) <= set(held.members)
-    with patch("node.rules.roster.counts_of", lambda *_: True):
+    with patch("protocol.rounds.roster.counts_of", lambda *_: True):
         open_door = played(12, law=NO_ADMISSION, **bent)[-1]
     assert set(FOUNDING) & set(open_door.members) == {FOUNDING[0]}
 

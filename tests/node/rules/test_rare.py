@@ -4,22 +4,22 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-from node.rules.rare import NAMES, never
-from node.rules.round_view import RoundConfig
+from node.holdings.states import round_config
+from protocol.rounds.rare import NAMES, never
 from tests.node.builders import CONFIG, head_of, peers_named, toy_manifest, view_of
 
 QUESTION = re.compile(r'\b_?(?:rare|draw)\(\s*"([^"]*)"')
 
 
 def test_every_name_is_asked_for_and_every_question_has_a_name():
-    folder = Path(__file__).parents[3] / "node"
+    folder = Path(__file__).parents[3] / "protocol"
     asked = [name for path in folder.rglob("*.py") for name in QUESTION.findall(path.read_text())]
     # The module's own docstring shows how to ask.
     assert sorted(set(asked) - {"name"}) == sorted(NAMES)
 
 
 def test_real_node_takes_no_rare_branch():
-    config = RoundConfig.from_manifest(toy_manifest(peers_named(1)[0]))
+    config = round_config(toy_manifest(peers_named(1)[0]))
     assert config.rare is never
     assert not any(never(name) for name in NAMES)
 

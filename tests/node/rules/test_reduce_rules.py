@@ -6,8 +6,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore
-from node.events import ListEntry
+from node.holdings.shard_store import ShardStore
+from protocol.events import ListEntry
+from protocol.gram_wire import from_wire
 from protocol.identity import PeerId
 from sim.world.toy_run import CELL_ELEMENTS, toy_run
 from tests.sim.mixed import TIMING
@@ -99,7 +100,7 @@ def test_made_up_gram_matrix_gives_finite_numbers_and_no_error(name: str, seed: 
         np.fill_diagonal(made_up_PP, 1.0)
         made_up_PP *= np.sqrt(sizes_P)[:, None] * np.sqrt(sizes_P)
         form = made_up_PP[np.triu_indices(PEERS)].astype("<f8").tobytes()
-        gram.from_wire(form)  # Nobody is told that it is made up.
+        from_wire(form)  # Nobody is told that it is made up.
         lies = [form, *grams[1:]] if grams else []
         found = filled.reduced(bytes([number]) * 32, bounds, lies)
         assert np.isfinite(np.frombuffer(found, dtype="<f4")).all()

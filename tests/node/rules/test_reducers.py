@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.rules.reducers import ALIKE_LEVELS, HELD_LEVELS, level_of, measured, slices
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Roster
+from protocol.rounds.reducers import ALIKE_LEVELS, HELD_LEVELS, level_of, measured, slices
 from tests.node.builders import peers_named, roster_of
 
 A, B, C, D = peers_named(4)

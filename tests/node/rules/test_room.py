@@ -5,16 +5,9 @@ from dataclasses import replace
 import pytest
 from blake3 import blake3
 
-from node import events as ev
-from node.core import NodeCore
-from node.rules.admission import ATTEMPTS_AHEAD_MAX, may_sit_next
-from node.rules.ballots import BallotEntry
-from node.rules.early import Early
-from node.rules.proofs import SHUT_ROUNDS
-from node.rules.reducers import Slice
-from node.rules.room import MessageQuota
-from node.rules.turns import in_turn
+from protocol import events as ev
 from protocol import limits
+from protocol.core.node_core import NodeCore
 from protocol.frames import Messages
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
@@ -29,6 +22,13 @@ from protocol.messages import (
     Vote,
     slice_subject,
 )
+from protocol.rounds.admission import ATTEMPTS_AHEAD_MAX, may_sit_next
+from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.early import Early
+from protocol.rounds.proofs import SHUT_ROUNDS
+from protocol.rounds.reducers import Slice
+from protocol.rounds.room import MessageQuota
+from protocol.rounds.turns import in_turn
 from tests.node.builders import (
     CLOCK_RULES,
     CONFIG,

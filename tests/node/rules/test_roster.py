@@ -7,10 +7,13 @@ from typing import Any
 
 import pytest
 
-from node.rules import roster as rosters
-from node.rules.bit_maps import pack_senders
-from node.rules.reducers import slices
-from node.rules.roster import (
+from protocol import limits
+from protocol.identity import PeerId
+from protocol.messages import Roster
+from protocol.rounds import roster as rosters
+from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.reducers import slices
+from protocol.rounds.roster import (
     ListedContribution,
     closer,
     eldest_voter,
@@ -19,9 +22,6 @@ from node.rules.roster import (
     next_roster,
     voters,
 )
-from protocol import limits
-from protocol.identity import PeerId
-from protocol.messages import Roster
 from tests.node.builders import CLOCK_RULES as RULES
 from tests.node.builders import commit_body, head_of, peers_named, roster_of, seat
 

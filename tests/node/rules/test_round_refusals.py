@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node import events as ev
+from protocol import events as ev
 from protocol.identity import KeyedHashSigner
 from protocol.join_puzzle import solve
 from protocol.manifest import AdmissionSpec

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from node.rules.signals import LISTED_MIN, ROUNDS_KEPT, Signals, copies, odd_lengths
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Commit
+from protocol.rounds.signals import LISTED_MIN, ROUNDS_KEPT, Signals, copies, odd_lengths
 from tests.node.builders import commit_body, head_of, peers_named
 
 PEERS = peers_named(16)

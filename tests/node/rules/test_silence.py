@@ -4,14 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from node import events as ev
-from node.core import NodeCore
-from node.rules.restart import Restart
-from node.rules.roster import blocking, has_quorum
-from node.rules.round_view import RoundView
-from node.rules.silence import Silence
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, SealCertificate, SignedMessage
+from protocol.rounds.restart import Restart
+from protocol.rounds.roster import blocking, has_quorum
+from protocol.rounds.round_view import RoundView
+from protocol.rounds.silence import Silence
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, view_of
 from tests.node.cores import MANIFEST
 

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from node.rules.ballots import BallotEntry
-from node.rules.reach import Reach
-from node.rules.restart import Restart, refill
-from node.rules.round_view import RoundView
-from node.rules.standing import Standing
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Kind, List, SealCertificate, SealValue, Vote
+from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.reach import Reach
+from protocol.rounds.restart import Restart, refill
+from protocol.rounds.round_view import RoundView
+from protocol.rounds.standing import Standing
 from protocol.wire import encode
 from tests.node.builders import (
     CONFIG,

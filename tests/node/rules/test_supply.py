@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from node.events import Apply, Pull, Push, Reduce
-from node.rules import supply
-from node.rules.admission import is_for_us
-from node.rules.ballots import BallotEntry
+from protocol.events import Apply, Pull, Push, Reduce
 from protocol.frames import Bulk
 from protocol.messages import Agg, Kind, List, slice_subject
+from protocol.rounds import supply
+from protocol.rounds.admission import is_for_us
+from protocol.rounds.ballots import BallotEntry
 from sim.world.world import peer_named
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from node.rules.agreement import Seen, commit_body
-from node.rules.rates import Rates
-from node.rules.roster import ListedContribution, next_roster, voters
-from node.rules.turns import TURN_ROUNDS, Turns, in_turn
 from protocol import limits
 from protocol.manifest import AdmissionSpec
+from protocol.rounds.agreement import Seen, commit_body
+from protocol.rounds.rates import Rates
+from protocol.rounds.roster import ListedContribution, next_roster, voters
+from protocol.rounds.turns import TURN_ROUNDS, Turns, in_turn
 from tests.node import builders
 from tests.node.builders import head_of, peers_named, roster_of
 

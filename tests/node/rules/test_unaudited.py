@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.rules.ramp import weighed
-from node.rules.unaudited import answerable, capped, unaudited
 from protocol.evidence import words_needed
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
 from protocol.messages import Roster, Work
+from protocol.rounds.ramp import weighed
+from protocol.rounds.unaudited import answerable, capped, unaudited
 from sim.checks.earning import capped_weights, num_parts
 from tests.node.builders import commit_body, head_of, peers_named, roster_of
 

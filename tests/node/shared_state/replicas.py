@@ -9,15 +9,15 @@ from pathlib import Path
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from node.shared_state.book import SharedState
-from node.shared_state.gossiped import Offered, Verdict
-from node.shared_state.store import Store
-from node.shared_state.views import BookViews
 from protocol import limits
 from protocol.entries import Entry, contradict, decode_entry
 from protocol.entry_kinds import RULES, EntryKind
 from protocol.errors import LimitError
+from protocol.gossiping.gossiped import Offered, OfferVerdict
 from protocol.hybrid_clock import is_ahead, stamp_s
+from protocol.shared_state.book import SharedState
+from protocol.shared_state.store import Store
+from protocol.shared_state.views import BookViews
 from protocol.wire import encode
 from tests.node.shared_state.scene import RUN, WALL_S, all_ids, exchange, key_of, make_entry, signer
 from tests.protocol.entry_vectors import BODIES
@@ -125,7 +125,7 @@ class Replicas(RuleBasedStateMachine):
             )
         offered = taker.offer(encoded)
         self.seen[offered.verdict.name] += 1
-        assert (offered.verdict is Verdict.CONTRADICTION) == expected
+        assert (offered.verdict is OfferVerdict.CONTRADICTION) == expected
         if offered.is_new:
             assert book.get(offered.entry_id) is not None
         if expected:

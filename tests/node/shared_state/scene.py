@@ -5,12 +5,12 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from node.shared_state.book import SharedState
-from node.shared_state.gossiped import Offered
 from protocol.entries import Entry, EntryHeader, draft_entry, sign_entry
 from protocol.entry_kinds import RULES, EntryBody, EntryKind
+from protocol.gossiping.gossiped import Offered
 from protocol.hybrid_clock import COUNTER_BITS, Stamp, stamp_at
 from protocol.identity import KeyedHashSigner, PeerId, Signer
+from protocol.shared_state.book import SharedState
 from protocol.wire import encode
 from tests.protocol.entry_vectors import BODIES
 

@@ -2,17 +2,17 @@
 
 from dataclasses import replace
 
-from node.shared_state.announcing import (
+from protocol.entries import decode_entry
+from protocol.entry_kinds import RULES, EntryKind, HasCheckpoint, Identity, Presence, Reading
+from protocol.shared_state.announcing import (
     AGAIN_S,
     CHECKPOINT_S,
     Announcing,
     KeptCheckpoint,
     NodeReading,
 )
-from node.shared_state.book import SharedState
-from node.shared_state.views import BookViews
-from protocol.entries import decode_entry
-from protocol.entry_kinds import RULES, EntryKind, HasCheckpoint, Identity, Presence, Reading
+from protocol.shared_state.book import SharedState
+from protocol.shared_state.views import BookViews
 from tests.node.shared_state.scene import RUN, WALL_S, signer
 
 ME = signer(9)

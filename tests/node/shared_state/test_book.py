@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from node.shared_state.gossiped import EMPTY_BUCKET, Gossiped, Refusal, Verdict
 from protocol.entries import decode_entry, ends_s
 from protocol.entry_kinds import RULES, EntryKind, HasData, Invitation, Note
 from protocol.errors import LimitError, StateError
 from protocol.evidence import decode_evidence
+from protocol.gossiping.gossiped import EMPTY_BUCKET, Gossiped, OfferRefusal, OfferVerdict
 from protocol.hybrid_clock import stamp_at
 from protocol.invitations import Role
 from protocol.wire import encode
@@ -50,8 +50,8 @@ def test_book_is_what_gossip_asks_for(node):
 def test_entry_of_every_kind_is_taken_once_and_ends(node, kind):
     entry = make_entry(A, kind)
     first, second = node.offer(entry), node.offer(entry)
-    assert (first.verdict, first.entry_id) == (Verdict.NEW, entry.entry_id)
-    assert (second.verdict, second.fault) == (Verdict.KNOWN, "")
+    assert (first.verdict, first.entry_id) == (OfferVerdict.NEW, entry.entry_id)
+    assert (second.verdict, second.fault) == (OfferVerdict.KNOWN, "")
     assert node.book.entry(A.peer_id, kind, entry.key) == entry
     assert node.book.num_bytes == len(encode(entry))
     node.book.expire(WALL_S + RULES[kind].ttl_s - 1)
@@ -85,7 +85,7 @@ def forged(entry):
 )
 def test_bytes_that_nobody_honest_passes_on_are_a_fault(node, encoded, fault):
     offered = node.offer(encoded)
-    assert (offered.verdict, offered.fault) == (Verdict.REFUSED, fault)
+    assert (offered.verdict, offered.fault) == (OfferVerdict.REFUSED, fault)
     assert offered.reason
     assert len(node.book) == 0
     assert not node.book.take_changes().stored
@@ -94,16 +94,16 @@ def test_bytes_that_nobody_honest_passes_on_are_a_fault(node, encoded, fault):
 @pytest.mark.parametrize(
     ("changes", "refusal"),
     [
-        ({"wall_s": WALL_S + 301}, Refusal.AHEAD),
-        ({"wall_s": WALL_S - 40 * 3600}, Refusal.ENDED),
-        ({"expires_unix_s": int(WALL_S)}, Refusal.ENDED),
-        ({"era": 6}, Refusal.ERA),
+        ({"wall_s": WALL_S + 301}, OfferRefusal.AHEAD),
+        ({"wall_s": WALL_S - 40 * 3600}, OfferRefusal.ENDED),
+        ({"expires_unix_s": int(WALL_S)}, OfferRefusal.ENDED),
+        ({"era": 6}, OfferRefusal.ERA),
     ],
 )
 def test_untimely_entry_is_refused_without_fault(node, changes, refusal):
     node.book.enter_era(9)
     offered = node.offer(make_entry(A, **({"era": 9} | changes)))
-    assert (offered.verdict, offered.fault) == (Verdict.REFUSED, "")
+    assert (offered.verdict, offered.fault) == (OfferVerdict.REFUSED, "")
     assert offered.refusal is refusal
 
 
@@ -116,7 +116,7 @@ def test_far_expiry_is_no_advantage(node):
     assert len(node.book) == 0
     # Nor does it live on by being passed on in circles.
     node.wall_s += 900
-    assert node.offer(entry).verdict is Verdict.REFUSED
+    assert node.offer(entry).verdict is OfferVerdict.REFUSED
     assert ends_s(EntryKind.PRESENCE, entry.stamp, 2**40) == pytest.approx(WALL_S + 900)
 
 
@@ -130,7 +130,7 @@ def test_last_entry_under_a_key_counts_in_any_order():
         for entry in order:
             node.offer(entry)
         assert node.book.entry(A.peer_id, EntryKind.NOTE, first.key) == second
-        assert node.offer(first).verdict is Verdict.KNOWN
+        assert node.offer(first).verdict is OfferVerdict.KNOWN
         ids.append(all_ids(node.book))
     assert ids[0] == ids[1] == ids[2] == sorted([second.entry_id, other.entry_id])
 
@@ -144,7 +144,7 @@ def test_writer_has_so_many_entries_of_a_kind_and_the_latest_stay(node):
     for entry in reversed(chain):
         offered = node.offer(entry)
         assert offered.is_new == (entry in chain[3:])
-        assert (offered.fault, offered.refusal in (None, Refusal.CROWDED)) == ("", True)
+        assert (offered.fault, offered.refusal in (None, OfferRefusal.CROWDED)) == ("", True)
     forward = Node(8)
     for entry in chain:
         assert forward.offer(entry).is_new
@@ -173,7 +173,7 @@ def test_full_kind_keeps_members_then_the_latest(monkeypatch, node):
         assert node.offer(entry).is_new
     assert all_ids(node.book) == sorted(e.entry_id for e in [old_member, *strangers[2:]])
     refused = node.offer(strangers[0])
-    assert (refused.refusal, refused.fault) == (Refusal.FULL, "")
+    assert (refused.refusal, refused.fault) == (OfferRefusal.FULL, "")
     node.book.set_members(frozenset({strangers[2].writer}))
     assert node.offer(make_entry(C)).is_new
     assert old_member.entry_id not in all_ids(node.book)
@@ -204,16 +204,16 @@ def test_two_entries_of_one_number_convict_and_the_proof_stands_alone(node):
     for entry in (before, first, later):
         assert node.offer(entry).is_new
     offered = node.offer(fork)
-    assert (offered.verdict, offered.fault) == (Verdict.CONTRADICTION, "")
+    assert (offered.verdict, offered.fault) == (OfferVerdict.CONTRADICTION, "")
     (evidence,) = node.book.evidence
     assert offered.evidence == evidence.entry_id
     # What it said before is not in doubt; the rest is gone, and stays away.
     assert all_ids(node.book) == sorted([before.entry_id, evidence.entry_id])
-    assert node.offer(later).refusal is Refusal.CONVICTED
+    assert node.offer(later).refusal is OfferRefusal.CONVICTED
     stranger = Node(10)
     assert stranger.offer(node.book.get(evidence.entry_id)).is_new
     assert decode_evidence(evidence.encoded, RUN, stranger.signer).subject == A.peer_id
-    assert stranger.offer(first).verdict is Verdict.REFUSED
+    assert stranger.offer(first).verdict is OfferVerdict.REFUSED
     assert stranger.offer(before).is_new
 
 
@@ -222,17 +222,17 @@ def test_neighbour_that_names_another_predecessor_convicts(node):
     hidden = make_entry(A, body=Note(text="for others", removes=()))
     later = make_entry(A, after=hidden, key=key_of(EntryKind.NOTE, 2))
     assert node.offer(later).is_new
-    assert node.offer(first).verdict is Verdict.CONTRADICTION
+    assert node.offer(first).verdict is OfferVerdict.CONTRADICTION
     other = Node(10)
     assert other.offer(first).is_new
-    assert other.offer(later).verdict is Verdict.CONTRADICTION
+    assert other.offer(later).verdict is OfferVerdict.CONTRADICTION
     assert all_ids(other.book) == all_ids(node.book)
 
 
 def test_unsigned_contradiction_convicts_nobody(node):
     assert node.offer(make_entry(A)).is_new
     offered = node.offer(encode(replace(make_entry(A), era=1)))
-    assert (offered.verdict, offered.fault) == (Verdict.REFUSED, "signature")
+    assert (offered.verdict, offered.fault) == (OfferVerdict.REFUSED, "signature")
     assert node.book.evidence == ()
 
 
@@ -356,7 +356,7 @@ def test_old_eras_are_dropped_and_stay_away(node):
     assert node.offer(young).is_new
     node.book.enter_era(6)
     assert all_ids(node.book) == [young.entry_id]
-    assert node.offer(old).verdict is Verdict.REFUSED
+    assert node.offer(old).verdict is OfferVerdict.REFUSED
     node.book.enter_era(2)
     assert node.book.era == 6
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import trio
 
-from node import events as ev
 from node.peers.links import Links
-from node.shared_state.entry_gossip import ANSWERS, SILENCE_S
-from node.shared_state.store import DATABASE, Store
+from protocol import events as ev
 from protocol.entry_kinds import Departure, EntryKind
 from protocol.errors import DecodeError, LimitError, StateError
 from protocol.frames import StatusAsk, decode_frame, encode_frame
 from protocol.gossip import GOSSIP_FRAMES, Entries, Farewell, OfferIds
 from protocol.identity import Ed25519Signer, PeerId
+from protocol.shared_state.entry_gossip import ANSWERS, SILENCE_S
+from protocol.shared_state.store import DATABASE, Store
 from tests.node.entry_net import FOUNDER, MANIFEST, WALL_S, Party, net_in, until
 
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, settings
 
-from node.shared_state.views import BookViews
 from protocol.entry_kinds import EntryKind, Invitation
 from protocol.evidence import fork_evidence
+from protocol.shared_state.views import BookViews
 from protocol.wire import encode
 from tests.node.shared_state.replicas import KINDS, LIARS, Replicas
 from tests.node.shared_state.scene import WALL_S, Node, key_of, make_entry

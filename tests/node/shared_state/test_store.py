@@ -6,12 +6,12 @@ import sqlite3
 
 import pytest
 
-from node.shared_state.book import Changes, SharedState
-from node.shared_state.store import DAMAGED, DATABASE, MARK, Store
 from protocol import limits
 from protocol.entries import Entry, decode_entry
 from protocol.entry_kinds import EntryKind
 from protocol.errors import StateError
+from protocol.shared_state.book import Changes, SharedState
+from protocol.shared_state.store import DAMAGED, DATABASE, MARK, Store
 from protocol.wire import encode
 from tests.node.shared_state.scene import (
     RUN,
@@ -291,7 +291,7 @@ def test_folder_that_is_missing_is_an_error_of_the_disk(tmp_path):
 
 @pytest.mark.parametrize("name", [MARK, DATABASE])
 def test_file_that_is_a_folder_is_an_error_of_the_disk(name, tmp_path):
-    # A user can mend it, and is told how: `node.exit_codes.user_error`.
+    # A user can mend it, and is told how: `node.processes.exit_codes.user_error`.
     (tmp_path / name).mkdir()
     with pytest.raises(OSError, match=r"directory|denied|open") as raised:
         new_store(tmp_path)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.shared_state.store import DATABASE
+from protocol.shared_state.store import DATABASE
 from tests.node.shared_state import test_store, writer_child
 
 ROOT = Path(__file__).parents[3]

@@ -2,11 +2,11 @@
 
 import random
 
-from node.shared_state.views import BookViews, identities_of, metrics_of, presence_of
 from protocol.crdt import TwoPhaseSet
 from protocol.entry_kinds import EntryKind, HasData, Invitation, Note, Presence
 from protocol.invitations import Role
 from protocol.or_set import Context, Dot, OrSet, Tag
+from protocol.shared_state.views import BookViews, identities_of, metrics_of, presence_of
 from protocol.wire import encode
 from tests.node.shared_state.scene import WALL_S, Node, digest, key_of, make_entry, signer
 from tests.protocol.entry_vectors import BODIES

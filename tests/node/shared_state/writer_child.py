@@ -9,9 +9,9 @@ import sys
 import time
 from pathlib import Path
 
-from node.shared_state.book import SharedState
-from node.shared_state.store import Store
 from protocol.entry_kinds import EntryKind
+from protocol.shared_state.book import SharedState
+from protocol.shared_state.store import Store
 from protocol.wire import encode
 from tests.node.shared_state.scene import RUN, key_of, make_entry, signer
 from tests.protocol.entry_vectors import BODIES

@@ -4,24 +4,27 @@ from dataclasses import replace
 
 import pytest
 
-from node.cells.shard_store import CellSizes
-from node.events import CoreAction, Fault, HistoryKnown, Send
-from node.rules.chain import certify
-from node.state_transfer.catchup import BACK_WITHIN_S, LACKED_S, STALL_S, STUCK_S, CatchUp
-from node.state_transfer.cell_fetch import HOPELESS_S
-from node.state_transfer.fetch_events import (
+from protocol import limits
+from protocol.catching_up.catchup import BACK_WITHIN_S, LACKED_S, STALL_S, STUCK_S, CatchUp
+from protocol.catching_up.cell_fetch import HOPELESS_S
+from protocol.catching_up.origins import ALONE_S
+from protocol.cell_sizes import CellSizes
+from protocol.errors import ProofError
+from protocol.events import (
     CellsFetched,
+    CoreAction,
+    Fault,
     FetchBegun,
     FetchState,
     FetchSteps,
+    HistoryKnown,
+    Send,
     StepFailed,
 )
-from node.state_transfer.origins import ALONE_S
-from protocol import limits
-from protocol.errors import ProofError
 from protocol.frames import Bulk, Want, WantChain
 from protocol.identity import KeyedHashSigner
 from protocol.messages import SealCertificate
+from protocol.rounds.chain import certify
 from tests.node.builders import Voice, head_of, peers_named
 
 A, B, C = peers_named(3)

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from node.state_transfer.cell_fetch import (
+from protocol.catching_up.cell_fetch import (
     CELL_S,
     GROWTH,
     HOPELESS_S,

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from node import events as ev
-from node.core import NodeCore
-from node.rules.restart import Restart
-from node.state_transfer.catchup import PAGE_S, CatchUp
-from node.state_transfer.chain_sources import DOUBT_AFTER, REST_S, REST_S_MAX, ChainSources
+from protocol import events as ev
+from protocol.catching_up.catchup import PAGE_S, CatchUp
+from protocol.catching_up.chain_sources import DOUBT_AFTER, REST_S, REST_S_MAX, ChainSources
+from protocol.core.node_core import NodeCore
 from protocol.frames import Chain, Frame, Heartbeat, StatusAnswer, StatusAsk, WantChain
 from protocol.identity import KeyedHashSigner, PeerId
+from protocol.rounds.restart import Restart
 from tests.node.builders import CONFIG, contributed, peers_named
 from tests.node.cores import GENESIS, HEAD, MANIFEST, A, B, C, D, ahead, core_of, sent
 from tests.node.state_transfer.test_catchup import SIZES

@@ -2,14 +2,14 @@
 
 from dataclasses import replace
 
-from node import events as ev
-from node.core import NodeCore
-from node.rules.chain import certify, seal_value
-from node.state_transfer.catchup import BACK_WITHIN_S
+from protocol import events as ev
 from protocol import limits
+from protocol.catching_up.catchup import BACK_WITHIN_S
+from protocol.core.node_core import NodeCore
 from protocol.frames import Bulk, Chain, Lacking, Want, WantChain
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Kind, List, SealCertificate
+from protocol.rounds.chain import certify, seal_value
 from tests.node.builders import CONFIG, Voice, contributed, view_of
 from tests.node.cores import GENESIS, HEAD, A, B, C, ahead, core_of, faults, hand, recorded, sent
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node.cells.shard_store import Item, ShardStore
-from node.durable.journal import FileJournal
-from node.state_transfer.gathered import Gathered, WrongStep
-from node.state_transfer.partial_cells import FETCH_FILE, PartialCells
+from node.holdings.journal import FileJournal
+from node.holdings.shard_store import Item, ShardStore
+from node.plane.gathered import Gathered, WrongStep
+from node.plane.partial_cells import FETCH_FILE, PartialCells
 from protocol.errors import ProofError, StateError
 from protocol.frames import Bulk, BulkHeader
 from protocol.messages import SealCertificate

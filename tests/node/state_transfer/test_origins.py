@@ -4,23 +4,31 @@ from dataclasses import replace
 
 import pytest
 
-from node.cells.shard_store import CellSizes
-from node.events import Accuse, CoreAction, Fault, HistoryKnown, Send, TwoHistories
-from node.rules.chain import certify
-from node.state_transfer.catchup import STALL_S, CatchUp
-from node.state_transfer.fetch_events import FetchState, FetchSteps
-from node.state_transfer.origins import (
+from protocol.catching_up.catchup import STALL_S, CatchUp
+from protocol.catching_up.origins import (
     ALONE_S,
     ANSWER_S,
     COMPARING_S_MAX,
     WITNESSES_MAX,
     NamedSeal,
 )
+from protocol.cell_sizes import CellSizes
 from protocol.errors import ProofError
+from protocol.events import (
+    Accuse,
+    CoreAction,
+    Fault,
+    FetchState,
+    FetchSteps,
+    HistoryKnown,
+    Send,
+    TwoHistories,
+)
 from protocol.evidence import decode_evidence
 from protocol.frames import WantChain
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import SealCertificate, SealValue
+from protocol.rounds.chain import certify
 from tests.node.builders import Voice, head_of, peers_named
 
 A, B, C, D, E, ME = peers_named(6)

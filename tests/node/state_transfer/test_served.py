@@ -8,18 +8,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore, State
-from node.durable.checkpoints import Checkpoints
-from node.durable.journal import FileJournal
-from node.rules.chain import genesis
-from node.state_transfer import checkpoint_source, served
-from node.state_transfer.checkpoint_source import checkpoint_finder
-from node.state_transfer.served import HELD_S, STATES_HELD_MAX, Served, StateInMemory
+from node.holdings.checkpoints import Checkpoints
+from node.holdings.journal import FileJournal
+from node.holdings.shard_store import ShardStore, State
+from node.plane import checkpoint_source, served
+from node.plane.checkpoint_source import checkpoint_finder
+from node.plane.served import HELD_S, STATES_HELD_MAX, Served, StateInMemory
 from protocol import limits
 from protocol.errors import StreamClosedError
 from protocol.frames import Bulk
 from protocol.grid import cell_root
 from protocol.messages import SealCertificate
+from protocol.rounds.chain import genesis
 from sim.world.files import SimFiles
 from tests.node.edge import NUMEL, toy_manifest
 

@@ -10,11 +10,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node import events as ev
-from node.cells.bulk_streams import BULK_PROTOCOL, BulkStreams
-from node.cells.shard_store import Item
-from node.hooks import NodeHooks
-from node.state_transfer.state_streams import READ_BYTES, Serving, StateParts
+from node.holdings.shard_store import Item
+from node.plane.bulk_streams import BULK_PROTOCOL, BulkStreams
+from node.plane.hooks import NodeHooks
+from node.plane.state_streams import READ_BYTES, Serving, StateParts
+from protocol import events as ev
 from protocol.errors import StreamClosedError
 from protocol.frames import Bulk, Want
 from protocol.identity import Ed25519Signer, PeerId

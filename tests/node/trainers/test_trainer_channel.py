@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from node.cells.shard_store import ShardStore
+from node.holdings.shard_store import ShardStore
 from node.processes.children import child_environment, trainer_threads
 from node.trainers.trainer import ContributionReady, anchors_in_place
 from node.trainers.trainer_channel import TrainerConfig, open_trainer

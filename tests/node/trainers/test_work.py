@@ -9,19 +9,19 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node import events as ev
-from node.hooks import NodeHooks
+from node.plane.hooks import NodeHooks
 from node.status.board import EventLog
 from node.trainers.pace import FIRST_STEPS, SHARE
 from node.trainers.trainer_channel import TrainerConfig
 from node.trainers.work import TrainerWork, WorkParts
+from protocol import events as ev
 from protocol.errors import TrainerError
+from protocol.leases import lease_size
 from protocol.manifest import RunManifest
 from sim.world.toy_run import toy_run
 from tests.node.edge import FOUNDER_SEED, Desk, toy_manifest
 from training.channel.exchange import Contribution, Outcome
 from training.channel.frames import Start
-from training.data.leases import lease_size
 
 LEASE = ((0, 8),)
 LATE = Contribution(

@@ -11,7 +11,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node import events as ev
+from protocol import events as ev
 from protocol.manifest import RunManifest
 from sim.world.toy_run import toy_run
 from tests.node.builders import peers_named, roster_of

@@ -4,12 +4,12 @@ from collections import Counter
 
 import pytest
 
-from node import events as ev
-from node.gossip.quotas import Rate
-from node.peers.budgets import about_bytes
-from node.rules.round_view import RoundView
+from protocol import events as ev
 from protocol import frames
+from protocol.core.budgets import about_bytes
+from protocol.gossiping.quotas import Rate
 from protocol.messages import Kind
+from protocol.rounds.round_view import RoundView
 from sim.attacks.flooding import FLOODS, Flood
 from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
@@ -132,7 +132,7 @@ def test_flood_stops_nobody_keeps_nobody_out_and_names_its_sender(kind):
 
 def test_floods_stop_a_run_whose_nodes_read_everything_at_once(monkeypatch):
     """So that it is the share of a peer that holds the others."""
-    monkeypatch.setattr("node.peers.budgets.SHARE", Rate(1e6, 1e6))
+    monkeypatch.setattr("protocol.core.budgets.SHARE", Rate(1e6, 1e6))
     world = Flooded("StatusAsk")
     before = world.rounds(BEFORE_S)
     world.flood.is_on = True

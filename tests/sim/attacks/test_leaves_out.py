@@ -7,9 +7,9 @@ from unittest.mock import patch
 import pytest
 
 from node.reporting.tracing import Adopted, Record, Signed
-from node.rules import roster as rosters
 from protocol.identity import PeerId
 from protocol.messages import Kind
+from protocol.rounds import roster as rosters
 from sim.trials.build import build_world
 from sim.trials.faults import member_names
 from sim.trials.scenario import overridden, settled
@@ -45,7 +45,7 @@ class Seen:
         self.rounds: dict[int, frozenset[PeerId]] = {}
         self.members: frozenset[PeerId] = frozenset()
         rotation = rosters.closer if is_rotating else closes_always(self.liar)
-        with patch("node.rules.roster.closer", rotation):
+        with patch("protocol.rounds.roster.closer", rotation):
             outcome = run_trial(scenario, seed, tracer=self._saw)
         self.broken = outcome.violation and outcome.violation.name
         assert self.broken or outcome.rounds_sealed == ROUNDS

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from node.rules import ramp
+from protocol.rounds import ramp
 from sim.attacks.alone import lies_named
 from sim.local.weights import weights_of
 from sim.trials.build import build_world
@@ -65,8 +65,8 @@ def _earned_twice(seats, listed, round_index, law):
 @pytest.mark.parametrize(
     ("broken", "substitute", "told"),
     [
-        ("node.rules.ramp.parts", _counts_at_once, "not what the listed bytes give"),
-        ("node.rules.roster.earned", _earned_twice, "towards its weight"),
+        ("protocol.rounds.ramp.parts", _counts_at_once, "not what the listed bytes give"),
+        ("protocol.rounds.roster.earned", _earned_twice, "towards its weight"),
     ],
 )
 def test_build_in_which_newcomers_count_too_soon_is_found(broken, substitute, told, seed):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore
+from node.holdings.shard_store import ShardStore
 from protocol.errors import ConfigError
 from protocol.identity import KeyedHashSigner
 from sim.attacks import ATTACKS, Context

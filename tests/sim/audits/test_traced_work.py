@@ -7,20 +7,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node import events as ev
-from node.rules.auditing import end_of
+from protocol import events as ev
+from protocol.auditing.audits_machine import end_of
 from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId
+from protocol.leases import part_of_lease
 from protocol.manifest import AuditSpec, TimingSpec
 from protocol.messages import Commit, Work, decode_body
+from protocol.segments import cells_of, root_of
 from sim.world.text_model import TextModel
 from sim.world.toy_run import toy_run
 from sim.world.traced_work import Traced, TracedWork
 from tests.protocol.entry_vectors import WORK
 from training.audits.rerun import NO_START
-from training.audits.segments import cells_of, root_of
 from training.compression import ErrorFeedback, make_codec
-from training.data.leases import part_of_lease
 
 OWNER = PeerId(bytes([7]) * 32)
 LEASE = ((40, 200), (300, 460))

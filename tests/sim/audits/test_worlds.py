@@ -123,7 +123,7 @@ def lone(seed: int, **changes) -> Outcome:
 def uncapped(seed: int, **changes) -> Outcome:
     """Where all weigh what their tokens do, in the rules and in what checks them (I2)."""
     with (
-        patch("node.rules.ramp.capped", lambda rows, those, law: list(rows)),
+        patch("protocol.rounds.ramp.capped", lambda rows, those, law: list(rows)),
         patch("sim.checks.earning.capped_weights", lambda named, weights, *_: weights),
     ):
         return lone(seed, **changes)
@@ -143,7 +143,7 @@ def test_training_that_nobody_can_run_again_does_less_harm_by_its_share(seed):
 
 
 def test_weights_that_are_not_capped_are_not_what_the_listed_bytes_give(seed):
-    with patch("node.rules.ramp.capped", lambda rows, those, law: list(rows)):
+    with patch("protocol.rounds.ramp.capped", lambda rows, those, law: list(rows)):
         found = lone(seed)
     assert found.violation is not None
     assert "I2" in str(found.violation)
@@ -161,7 +161,7 @@ def test_lazy_peer_is_banned_by_audits_of_whatever_segment(seed):
 
 def test_lazy_peer_is_paid_as_others_are_where_nobody_runs_its_work_again(seed):
     # Signals alone would have it audited: its work is of odd length.
-    with patch("node.rules.audit_draw._meets", lambda *_: False):
+    with patch("protocol.auditing.audit_draw._meets", lambda *_: False):
         found = audited("lazy:0.15", seed, rounds=6)
     assert found.violation is None
     assert (found.rounds_sealed, found.banned, found.evidence) == (6, 0, {})

@@ -3,9 +3,9 @@
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from node.cells.shard_store import ShardStore
-from node.events import ListEntry
+from node.holdings.shard_store import ShardStore
 from node.reporting.tracing import Adopted, Record, Signed
+from protocol.events import ListEntry
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate, SealValue

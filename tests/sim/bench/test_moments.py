@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 
 from node.reporting.tracing import Adopted, Ended, Signed
-from node.rules import roster as rosters
-from node.rules.reducers import slices
 from protocol.messages import Kind
+from protocol.rounds import roster as rosters
+from protocol.rounds.reducers import slices
 from sim.bench.moments import MOMENTS, ROLES, FaultPlan, Stages, plan, stage, victim_of
 from tests.node.builders import head_of, peers_named
 from tests.sim.bench.scene import Scene, manifest_at

@@ -42,9 +42,9 @@ ROOT = Path(__file__).parents[3]
         ("/x/dht/transport/libp2p_tls.py _decrypted", "receive, decrypt"),
         ("/x/dht/transport/libp2p_host.py serve", "connections"),
         ("/x/dht/kademlia/routing.py add", "gossip"),
-        ("/x/node/durable/results.py put", "journal"),
-        ("/x/node/durable/journal.py keep_result", "journal"),
-        ("/x/node/cells/shard_store.py put_part", ""),
+        ("/x/node/holdings/results.py put", "journal"),
+        ("/x/node/holdings/journal.py keep_result", "journal"),
+        ("/x/node/holdings/shard_store.py put_part", ""),
         ("/lib/python3.11/queue.py get", ""),
     ],
 )

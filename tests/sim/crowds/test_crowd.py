@@ -34,16 +34,16 @@ def test_nobody_beyond_the_neighbours_is_linked(seed):
 
 
 def test_deaf_relay_is_found_out(seed, monkeypatch):
-    monkeypatch.setattr("node.peers.relay.Relay.forward", lambda *_: [])
-    monkeypatch.setattr("node.peers.relay.Relay.fill", lambda *_: ())
-    monkeypatch.setattr("node.state_transfer.catchup.CatchUp.consider", lambda *_, **__: [])
+    monkeypatch.setattr("protocol.core.relay.Relay.forward", lambda *_: [])
+    monkeypatch.setattr("protocol.core.relay.Relay.fill", lambda *_: ())
+    monkeypatch.setattr("protocol.catching_up.catchup.CatchUp.consider", lambda *_, **__: [])
     outcome = Crowd(SMALL, seed).run()
     assert outcome.unheard
     assert not outcome.is_kept
 
 
 def test_liveness_that_suspects_nobody_is_found_out(seed, monkeypatch):
-    monkeypatch.setattr("node.peers.liveness.Liveness._is_silent", lambda *_: False)
+    monkeypatch.setattr("protocol.core.liveness.Liveness._is_silent", lambda *_: False)
     outcome = Crowd(SMALL, seed).run()
     assert outcome.unsuspected
     assert not outcome.is_kept

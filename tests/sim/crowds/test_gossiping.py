@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from node.gossip.settings import GossipSettings
+from protocol.gossiping.settings import GossipSettings
 from sim.crowds.gossip_world import GossipNetwork
 from sim.crowds.gossiping import Gossiping, GossipingSettings, app, calm, swarm
 
@@ -37,17 +37,17 @@ def test_split_swarm_is_equal_within_three_exchanges(ways, seed):
 
 
 def test_node_without_comparing_is_found_out(seed, monkeypatch):
-    monkeypatch.setattr("node.gossip.anti_entropy.AntiEntropy.compare", lambda *_: None)
+    monkeypatch.setattr("protocol.gossiping.anti_entropy.AntiEntropy.compare", lambda *_: None)
     outcome = Gossiping(replace(SMALL, nodes=12, struck=0, lagging=0), seed).heal(2, entries=20)
     assert not outcome.is_kept
 
 
 def test_push_alone_loses_entries(seed, monkeypatch):
     monkeypatch.setattr(
-        "node.gossip.spreading.Spreading._offer_again",
+        "protocol.gossiping.spreading.Spreading._offer_again",
         lambda spreading, *_: spreading._fresh.clear(),
     )
-    monkeypatch.setattr("node.gossip.machine.Gossip._partner", lambda _: None)
+    monkeypatch.setattr("protocol.gossiping.machine.Gossip._partner", lambda _: None)
     outcome = Gossiping(replace(SMALL, loss=0.5, seconds=30.0), seed).spread()
     assert outcome.unspread
     assert not outcome.is_kept

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import node.rules.agreement
-import node.rules.proposal
+import protocol.rounds.agreement
+import protocol.rounds.proposal
 from protocol.messages import Kind
 from sim.exploration.agreement import Agreement, AgreementScope
 from sim.exploration.cases import ALONE, cases
@@ -231,10 +231,10 @@ def test_reductions_leave_out_no_vote_and_no_seal_that_is_possible(voters, attem
 
 
 RARE = {
-    "_highest_lock": node.rules.proposal,
-    "_already_summed": node.rules.proposal,
-    "propose": node.rules.agreement,
-    "is_hopeless": node.rules.agreement,
+    "_highest_lock": protocol.rounds.proposal,
+    "_already_summed": protocol.rounds.proposal,
+    "propose": protocol.rounds.agreement,
+    "is_hopeless": protocol.rounds.agreement,
 }
 """A lock is taken up; a result that came too late is; nobody is complete, and the round carries; a
 closer gives up at once."""

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from node import events as ev
-from node.core import NodeCore
-from node.round import RoundMachine
-from node.rules.restart import Restart
+from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.identity import KeyedHashSigner
+from protocol.rounds.restart import Restart
+from protocol.rounds.round_machine import RoundMachine
 from sim.exploration.copies import fork, key_of
 from sim.exploration.peers import IGNORED
 from tests.node.builders import CONFIG, head_of, machine_of, peers_named, toy_manifest

@@ -5,11 +5,11 @@ from unittest import mock
 
 import pytest
 
-import node.round
-import node.rules.restart
-from node.round import RoundMachine
-from node.rules.chain import certify
+import protocol.rounds.restart
+import protocol.rounds.round_machine
 from protocol.messages import Kind
+from protocol.rounds.chain import certify
+from protocol.rounds.round_machine import RoundMachine
 from sim.exploration.cases import COMMITTED
 from sim.exploration.explorer import Bound, explore, walk
 from sim.exploration.rounds import Rounds, Span
@@ -35,13 +35,13 @@ def own_seal_is_enough():
 
 def second_round_is_forgotten():
     """After a restart only the round that is final next has what was signed in it (R12)."""
-    shipped = node.rules.restart.refill
+    shipped = protocol.rounds.restart.refill
 
     def refill(view, restart, *, now_s):
         if not view.is_beside:
             shipped(view, restart, now_s=now_s)
 
-    return mock.patch.object(node.round, "refill", refill)
+    return mock.patch.object(protocol.rounds.round_machine, "refill", refill)
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore
-from node.hooks import NodeHooks
+from node.holdings.shard_store import ShardStore
+from node.plane.hooks import NodeHooks
 from node.reporting.tracing import Convicted, Signed
 from protocol.entry_kinds import Accusation
 from protocol.errors import ConfigError

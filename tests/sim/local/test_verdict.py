@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore
-from node.durable.checkpoints import Checkpoints
+from node.holdings.checkpoints import Checkpoints
+from node.holdings.shard_store import ShardStore
 from node.reporting.tracing import Accused, Adopted, Began, Diverged, Ended, Record, trace_line
 from node.state.folder import CHECKPOINTS_FOLDER, run_folder
 from node.state.keystore import load_or_create_identity

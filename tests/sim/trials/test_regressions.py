@@ -15,10 +15,10 @@ from unittest.mock import patch
 
 import pytest
 
-from node.rules import roster as rosters
-from node.rules.restart import Restart
-from node.rules.round_view import RoundView
-from node.rules.silence import Silence
+from protocol.rounds import roster as rosters
+from protocol.rounds.restart import Restart
+from protocol.rounds.round_view import RoundView
+from protocol.rounds.silence import Silence
 from sim.trials.scenario_file import read_scenario_file
 from sim.trials.trial import run_trial
 

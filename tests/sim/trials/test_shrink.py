@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.durable.journal import FileJournal
+from node.holdings.journal import FileJournal
 from protocol.errors import ConfigError
 from sim.trials.playing import replay, shrink
 from sim.trials.scenario_file import read_scenario

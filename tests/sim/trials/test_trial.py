@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from node.durable import journal
-from node.durable.journal import FileJournal
+from node.holdings import journal
+from node.holdings.journal import FileJournal
 from node.reporting.tracing import Adopted, Record
 from sim.trials.outcome import Outcome
 from sim.trials.scenario import settled

@@ -59,7 +59,10 @@ def test_napping_machines_are_passed_over_and_come_back(seed):
     world.triggers.append(
         lambda world, node, action: naps.append(world.now_s) if world.nodes[B].is_frozen else None
     )
-    world.run(lambda: all(node.round == 16 for node in world.nodes.values()), max_s=1000.0)
+    world.run(
+        lambda: all(node.round == 16 for node in world.nodes.values()),
+        max_s=1000.0,
+    )
     world.finish()
     assert naps
     assert any(B in world.listed[index] for index in range(4, 17))

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.durable.recovery import StoredState
+from node.holdings.recovery import StoredState
 from sim.world.disk import SPOILABLE, Disk, DiskSpec
 from tests.node.journal_history import message, seals
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.cells.shard_store import ShardStore
+from node.holdings.shard_store import ShardStore
 from protocol.errors import DecodeError
 from sim.trials.build import build_world
 from sim.trials.trial import run_trial

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.rules.round_view import RoundConfig
+from node.holdings.states import round_config
 from sim.world.text_model import LEARNING_RATE, NUM_SYMBOLS, TextModel
 from sim.world.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
@@ -74,7 +74,7 @@ def test_losses_of_a_swarm_go_down_and_more_nodes_learn_more_per_round(seed):
     for peers in ((A,), (A, B, C)):
         manifest = toy_manifest(A, rounds=30)
         world = World(manifest, seed=seed, settings=WorldSettings(trainer="model"))
-        config = RoundConfig.from_manifest(manifest)
+        config = round_config(manifest)
         for peer in peers:
             world.join(peer, config=replace(config, wait_seats=len(peers) - 1))
         _finish(world)

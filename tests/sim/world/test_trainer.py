@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node import events as ev
-from node.rules.fates import Fates
+from protocol import events as ev
 from protocol.grid import EMPTY_ROOT
+from protocol.rounds.fates import Fates
 from sim.world.trainer import Flight, SimTrainer, drift
 from tests.node.builders import head_of, peers_named, toy_manifest
 from training.compression import residual_root

@@ -7,13 +7,13 @@ import sys
 import weakref
 from pathlib import Path
 
-from node import events as ev
-from node.cells.shard_store import State
-from node.core import CHAIN_KEPT
-from node.rules import roster as rosters
+from node.holdings.shard_store import State
+from protocol import events as ev
+from protocol.core.node_core import CHAIN_KEPT
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind, SealCertificate
+from protocol.rounds import roster as rosters
 from sim.checks.invariants import ALL
 from sim.world.edge import Edge
 from sim.world.world import World, peer_named

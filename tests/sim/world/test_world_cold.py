@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 
-from node.rules.round_view import RoundConfig
+from node.holdings.states import round_config
 from protocol import limits
 from sim.trials.watching import Checks, watch
 from sim.world.disk import CHECKPOINTS_FOLDER
@@ -27,7 +27,7 @@ def dark_world(seed: int, *, peers: int, at: int) -> tuple[World, Checks]:
     manifest = toy_manifest(names[0], rounds=at + 12, cells=6)
     world = World(manifest, seed=seed, settings=WorldSettings(linger_s=1e9))
     checks = watch(world, CHECKED)
-    waiting = replace(RoundConfig.from_manifest(manifest), wait_seats=peers - 1)
+    waiting = replace(round_config(manifest), wait_seats=peers - 1)
     world.join(names[0], config=waiting)
     for peer in names[1:]:
         world.join(peer)

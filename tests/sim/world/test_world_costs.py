@@ -8,8 +8,8 @@ from unittest.mock import patch
 
 import pytest
 
+from node.holdings.states import round_config
 from node.reporting.tracing import Record, Signed
-from node.rules.round_view import RoundConfig
 from node.settings.costs import Line, costs_of
 from protocol.manifest import RunManifest, Setting
 from protocol.messages import Kind
@@ -31,7 +31,7 @@ class Measured(World):
         self.signed_s: dict[tuple[int, Kind], list[float]] = {}
         self.tracers.append(self._note)
         peers = peers_named(num_peers)
-        config = replace(RoundConfig.from_manifest(manifest), wait_seats=num_peers - 1)
+        config = replace(round_config(manifest), wait_seats=num_peers - 1)
         self.join(peers[0], config=config)
         for peer in peers[1:]:
             self.join(peer)

@@ -8,11 +8,11 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from node.holdings.states import round_config
 from node.reporting.tracing import Adopted, Record, Signed
-from node.rules.fates import Fates
-from node.rules.round_view import RoundConfig
 from protocol.manifest import OuterSpec, Setting, ThenSpec
 from protocol.messages import Commit, Kind, decode_body
+from protocol.rounds.fates import Fates
 from sim.checks.invariants import InvariantBroken
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
@@ -47,7 +47,7 @@ def world_of(
     world = WatchedWorld(
         manifest, seed=seed, link=Link(latency_s=(0.1, 0.2)), device=Device(train_s=train_s)
     )
-    config = RoundConfig.from_manifest(manifest)
+    config = round_config(manifest)
     for number, peer in enumerate(peers):
         waiting = replace(config, wait_seats=PEERS - 1) if number == 0 else config
         world.join(peer, config=waiting)

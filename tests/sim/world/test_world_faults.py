@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from node import events as ev
-from node.rules.reducers import slices
+from protocol import events as ev
 from protocol.identity import PeerId
+from protocol.rounds.reducers import slices
 from sim.trials import phases
 from sim.trials.phases import Phase
 from sim.world.links import Link

@@ -8,8 +8,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from node.cells.outer_step import OuterStepping
-from node.rules.round_view import RoundConfig
+from node.holdings.outer_step import OuterStepping
+from node.holdings.states import round_config
 from sim.checks.invariants import InvariantBroken
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
@@ -29,7 +29,7 @@ def world_of(num_peers: int, seed: int) -> WatchedWorld:
     manifest = toy_run(peers[0], rounds=ROUNDS, cells=CELLS, timing=timing)
     manifest = replace(manifest, outer=replace(manifest.outer, codec="int4"))
     world = WatchedWorld(manifest, seed=seed)
-    config = RoundConfig.from_manifest(manifest)
+    config = round_config(manifest)
     for number, peer in enumerate(peers[:-1]):
         waiting = replace(config, wait_seats=num_peers - 2) if number == 0 else config
         world.join(peer, config=waiting)

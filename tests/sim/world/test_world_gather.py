@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from node import events as ev
+from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.messages import Kind, SealValue
 from sim.trials.phases import PHASES

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from node import events as ev
+from protocol import events as ev
 from protocol.messages import Kind
 from sim.checks.invariants import InvariantBroken
 from sim.trials.phases import PHASES

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from node import events as ev
+from node.holdings.states import round_config
 from node.reporting.tracing import Synced
-from node.rules.round_view import RoundConfig
+from protocol import events as ev
 from protocol.frames import Bulk, BulkHeader, wants
 from sim.world.links import Link
 from sim.world.transfers import Transfers
@@ -32,7 +32,7 @@ class Swarm:
         settings = WorldSettings(linger_s=1e9, state_bytes_per_s=state_bytes_per_s)
         link = Link(latency_s=(0.01, 0.05))
         self.world = World(manifest, seed=seed, link=link, settings=settings)
-        self.world.join(PEERS[0], config=replace(RoundConfig.from_manifest(manifest), wait_seats=3))
+        self.world.join(PEERS[0], config=replace(round_config(manifest), wait_seats=3))
         for peer in PEERS[1:4]:
             self.world.join(peer)
         self.world.run(lambda: self.newest >= JOINS_AT, 200.0)
@@ -76,7 +76,10 @@ class Swarm:
     def until_seated(self) -> None:
         def is_seated() -> bool:
             nodes = self.world.nodes.values()
-            head = max((node.core.machine.head for node in nodes), key=lambda head: head.round)
+            head = max(
+                (node.core.machine.head for node in nodes),
+                key=lambda head: head.round,
+            )
             return JOINER in head.roster.members
 
         self.until(is_seated)

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node import events as ev
+from node.holdings.states import round_config
 from node.peers.links import BRIEF_S
-from node.peers.strikes import PAUSE_S, STRIKES_MAX
-from node.rules.round_view import RoundConfig
+from protocol import events as ev
+from protocol.core.strikes import PAUSE_S, STRIKES_MAX
 from protocol.frames import Bulk, Heartbeat
 from protocol.identity import PeerId
 from sim.world.edge import Edge
@@ -61,7 +61,7 @@ def world(seed) -> ListeningWorld:
 
 
 def three(world: ListeningWorld) -> ListeningWorld:
-    config = RoundConfig.from_manifest(world.manifest)
+    config = round_config(world.manifest)
     world.join(A, config=replace(config, wait_seats=2))
     world.join(B)
     world.join(C)
@@ -242,7 +242,7 @@ def test_thin_link_carries_a_round_late_but_whole(seed):
     timing = replace(manifest.timing, deadline_floor_s=6.0, deadline_cap_s=20.0)
     manifest = replace(manifest, timing=timing)
     world = World(manifest, seed=seed, link=link, settings=WorldSettings(linger_s=60.0))
-    world.join(A, config=replace(RoundConfig.from_manifest(manifest), wait_seats=1))
+    world.join(A, config=replace(round_config(manifest), wait_seats=1))
     world.join(B)
     world.run(lambda: all(node.round == 8 for node in world.nodes.values()), 300.0)
     assert world.faults == []

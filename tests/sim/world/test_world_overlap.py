@@ -7,8 +7,8 @@ from unittest.mock import patch
 
 import pytest
 
+from node.holdings.states import round_config
 from node.reporting.tracing import Adopted, Record, Signed, Synced
-from node.rules.round_view import RoundConfig
 from protocol.grid import EMPTY_ROOT
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Commit, Kind, decode_body, decode_message
@@ -36,7 +36,7 @@ def world_of(seed: int, *, lag: int) -> WatchedWorld:
     # Agreement takes a few times as long as training: who waits for seals mostly waits.
     link, device = Link(latency_s=(0.1, 0.2)), Device(train_s=(0.3, 0.4))
     world = WatchedWorld(manifest, seed=seed, link=link, device=device)
-    config = RoundConfig.from_manifest(manifest)
+    config = round_config(manifest)
     for number, peer in enumerate(peers):
         waiting = replace(config, wait_seats=PEERS - 1) if number == 0 else config
         world.join(peer, config=waiting)

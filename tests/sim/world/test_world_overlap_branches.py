@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from node.holdings.states import round_config
 from node.reporting.tracing import Advanced, Confirmed, FellBack, Record, Synced
-from node.rules.round_view import RoundConfig
 from protocol.messages import Kind
 from sim.world.nodes import peer_named
 from sim.world.toy_run import toy_run
@@ -22,7 +22,7 @@ def world_of(num_peers: int, cells: tuple[int, ...], *, seed: int, rounds: int) 
     manifest = toy_run(peers[0], rounds=rounds, cells=cells, timing=timing)
     outer = replace(manifest.outer, codec="int4", overlap=2)
     world = WatchedWorld(replace(manifest, outer=outer), seed=seed)
-    config = RoundConfig.from_manifest(world.manifest)
+    config = round_config(world.manifest)
     assert config.may_branch
     for number, peer in enumerate(peers):
         waiting = replace(config, wait_seats=num_peers - 1) if number == 0 else config

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from node import events as ev
+from node.daemon.running import LEAVE_S
+from node.holdings.states import round_config
 from node.reporting.tracing import Adopted, Began, Ended, Record, Signed
-from node.rules.round_view import RoundConfig
-from node.running import LEAVE_S
+from protocol import events as ev
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import Kind, is_signed
 from sim.world.disk import DiskSpec
@@ -52,7 +52,7 @@ class TracedWorld(World):
 def traced(*peers: PeerId, seed: int, rounds: int = 8, **fields) -> TracedWorld:
     """A world whose founder is the first of the peers, and waits for all."""
     world = TracedWorld(toy_manifest(peers[0], rounds=rounds), seed=seed, **fields)
-    config = RoundConfig.from_manifest(world.manifest)
+    config = round_config(world.manifest)
     for peer in peers:
         world.join(peer, config=replace(config, wait_seats=len(peers) - 1))
     return world

@@ -6,9 +6,9 @@ from itertools import pairwise
 from statistics import median
 from unittest.mock import patch
 
-from node.rules.reducers import slices
-from node.rules.round_view import RoundConfig
+from node.holdings.states import round_config
 from protocol.identity import PeerId
+from protocol.rounds.reducers import slices
 from sim.world.links import Link
 from sim.world.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
@@ -25,7 +25,7 @@ def paced(seed: int, *, slow: Link = LINE) -> tuple[World, float]:
     timing = replace(manifest.timing, deadline_floor_s=3.0, deadline_cap_s=60.0, suspect_s=4.0)
     manifest = replace(manifest, timing=timing)
     world = World(manifest, seed=seed, link=LINE, settings=WorldSettings(linger_s=60.0))
-    world.join(PEERS[0], config=replace(RoundConfig.from_manifest(manifest), wait_seats=5))
+    world.join(PEERS[0], config=replace(round_config(manifest), wait_seats=5))
     for peer in PEERS[1:]:
         world.join(peer)
     for peer in PEERS[:-1]:
@@ -56,7 +56,7 @@ def test_uplink_ten_times_slower_sums_a_tenth_and_rounds_are_faster_for_it(seed)
         shares = _shares(world, index)
         assert 2 <= shares[SLOW] <= 6
         assert len({shares[peer] for peer in PEERS[:-1]}) <= 2
-    with patch("node.rules.roster.measured", lambda seats, members, reports: dict(seats)):
+    with patch("protocol.rounds.roster.measured", lambda seats, members, reports: dict(seats)):
         equal, equal_s = paced(seed, slow=slow)
     assert _shares(equal, ROUNDS - 1)[SLOW] == 32
     assert by_rate_s < 0.85 * equal_s

@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from node import events as ev
+from protocol import events as ev
 from protocol.identity import PeerId
 from sim.world.world import SimNode, World
 from tests.sim.world.test_world_faults import PHASES, VICTIM_ROUND, strike

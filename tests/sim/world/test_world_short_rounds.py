@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from node.holdings.states import round_config
 from node.reporting.tracing import Synced
-from node.rules.round_view import RoundConfig
 from sim.world.devices import Device
 from sim.world.links import Link
 from sim.world.world import World, WorldSettings
@@ -27,7 +27,7 @@ class Swarm:
         settings = WorldSettings(linger_s=1e9, state_bytes_per_s=rate)
         link = Link(latency_s=(0.8 * latency_s, 1.2 * latency_s))
         self.world = World(manifest, seed=seed, link=link, device=FAST, settings=settings)
-        config = replace(RoundConfig.from_manifest(manifest), wait_seats=members - 1)
+        config = replace(round_config(manifest), wait_seats=members - 1)
         self.founder = self.world.join(FOUNDER, config=config)
         for peer in PEERS[1:members]:
             self.world.join(peer)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.rules.round_view import RoundConfig
+from node.holdings.states import round_config
 from sim.world.links import Direction, Link
 from sim.world.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
@@ -41,7 +41,7 @@ def slow_world(seed: int, *, floor_s: float) -> World:
     manifest = replace(manifest, timing=timing)
     link = Link(latency_s=(0.04, 0.05), bytes_per_s=LINE_BYTES_PER_S / 3)
     world = World(manifest, seed=seed, link=link, settings=WorldSettings(linger_s=60.0))
-    config = replace(RoundConfig.from_manifest(manifest), wait_seats=3)
+    config = replace(round_config(manifest), wait_seats=3)
     world.join(PEERS[0], config=config)
     for peer in PEERS[1:]:
         world.join(peer)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.cells.shard_store import ShardStore
+from node.holdings.shard_store import ShardStore
 from tests.sim.worlds import world_of
 
 ALWAYS, NEVER = 0, 1 << 62

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 
-from node.rules.round_view import RoundConfig
+from node.holdings.states import round_config
 from protocol.messages import Commit
 from sim.local.recipe import outer_spec
 from sim.world.toy_run import toy_run
@@ -54,7 +54,7 @@ def stream(
     if is_summed:
         outer = replace(outer, optimizer="sgd", learning_rate=1.0, momentum=0.0)
     world = WatchedWorld(replace(manifest, outer=outer), seed=seed)
-    config = RoundConfig.from_manifest(world.manifest)
+    config = round_config(world.manifest)
     for number, peer in enumerate(members):
         waiting = replace(config, wait_seats=PEERS - 1) if number == 0 else config
         world.join(peer, config=waiting)

@@ -2,10 +2,10 @@
 
 import pytest
 
-from node import events as ev
-from node.cells.bulk import part_root
-from node.cells.result_cells import ResultCells
-from node.cells.shard_store import Item
+from node.holdings.result_cells import ResultCells
+from node.holdings.shard_store import Item
+from node.plane.bulk import part_root
+from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from sim.checks.invariants import ALL

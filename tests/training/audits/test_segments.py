@@ -5,11 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from node.rules.audit_rounds import ROUNDS_KEPT
+from protocol.auditing.audit_rounds import ROUNDS_KEPT
 from protocol.grid import EMPTY_ROOT
 from protocol.manifest import AuditSpec
-from tests.training.replicas import small_manifest
-from training.audits.segments import (
+from protocol.segments import (
     MOMENTS,
     STEPS_MAX,
     TRACES_KEPT,
@@ -23,6 +22,7 @@ from training.audits.segments import (
     steps_of_segment,
     work_cell_bytes,
 )
+from tests.training.replicas import small_manifest
 
 MANIFEST = replace(small_manifest(), trust="open", survive="quorum", audits=AuditSpec(rate=0.5))
 LAYOUT = MANIFEST.layout(0)

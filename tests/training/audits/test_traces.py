@@ -8,9 +8,7 @@ import pytest
 from protocol.errors import CheckpointError
 from protocol.grid import EMPTY_ROOT, cell_root
 from protocol.manifest import AuditSpec
-from tests.training.audits.test_segments import LAYOUT, MANIFEST, state
-from training.audits.rerun import reopen
-from training.audits.segments import (
+from protocol.segments import (
     TRACES_KEPT,
     SegmentPlace,
     SegmentState,
@@ -18,6 +16,8 @@ from training.audits.segments import (
     kept_states,
     root_of,
 )
+from tests.training.audits.test_segments import LAYOUT, MANIFEST, state
+from training.audits.rerun import reopen
 from training.audits.traces import StoredCells, TraceFolder, read_trace_names
 from training.channel.exchange import TraceRoots
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
+from protocol.leases import give_back, lease_size, normalised, part_of_lease, take
 from protocol.limits import LEASE_INTERVALS_MAX
-from training.data.leases import give_back, lease_size, normalised, part_of_lease, take
 
 
 def members(lease):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from protocol.leases import Lease
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
-from training.channel.exchange import Lease
 from training.compression import join_cells, make_codec
 from training.device.inner import accumulate_gradient, learning_rate, make_optimizer
 from training.loop.diloco import DiLoCo

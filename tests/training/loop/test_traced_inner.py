@@ -10,10 +10,7 @@ import pytest
 from protocol.errors import DecodeError
 from protocol.grid import EMPTY_ROOT
 from protocol.manifest import AuditSpec, RunManifest
-from tests.training.replicas import INNER, OUTER, small_manifest
-from tests.training.solo import MOMENTS_TO_DIE, Solo
-from training.audits.rerun import NO_START, AuditTask, reopen, rerun, run_audit
-from training.audits.segments import (
+from protocol.segments import (
     SegmentPlace,
     encoded_end,
     root_of,
@@ -21,6 +18,9 @@ from training.audits.segments import (
     state_of,
     steps_of_segment,
 )
+from tests.training.replicas import INNER, OUTER, small_manifest
+from tests.training.solo import MOMENTS_TO_DIE, Solo
+from training.audits.rerun import NO_START, AuditTask, reopen, rerun, run_audit
 from training.audits.traces import StoredCells
 from training.channel.exchange import Contribution, TraceRoots
 from training.channel.frames import Audit, Reopen

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from node.processes.children import child_environment
+from node.settings.run_store import found_or_resume
 from node.state.folder import make_folder, run_folder
 from node.state.keystore import load_or_create_identity
-from node.state.run_store import found_or_resume
 from node.trainers.model_file import KEPT_FILE, founders_model, kept_model_file
 from protocol import limits
 from protocol.errors import ConfigError, ManifestError, ManifestMismatch

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from protocol.gram_wire import LOWEST_BIT, from_wire, wire_bytes
 from training import kernels
 from training.numeric import gram
 from training.numeric.arithmetic import weighted_sum
@@ -111,7 +112,7 @@ def test_limbs_add_up_without_any_rounding(seed: int) -> None:
     total = sum((gram.limbs_of(np.array([value])) for value in values), np.zeros(1))
     exact = sum(Fraction(float(value)) for value in values)
     held = sum(
-        Fraction(float(limb)) * Fraction(2) ** (gram._LOWEST_BIT + gram._LIMB_BITS * index)
+        Fraction(float(limb)) * Fraction(2) ** (LOWEST_BIT + gram._LIMB_BITS * index)
         for index, limb in enumerate(total[:, 0])
     )
     assert held == exact
@@ -186,7 +187,7 @@ def test_wire_forms_of_all_slices_give_the_gram_matrix_but_for_one_rounding(
     rows_PN = slice_of(seed, 7 * CELL, spread)
     pieces = np.split(rows_PN, [2 * CELL, 5 * CELL], axis=1)
     forms = [gram.wire_form(gram.gram_stats(piece, CELL), PEERS) for piece in pieces]
-    assert {len(form) for form in forms} == {gram.wire_bytes(PEERS)}
+    assert {len(form) for form in forms} == {wire_bytes(PEERS)}
     found_PP = gram.gram_of(gram.summed(forms), PEERS)
     exact_PP = gram.gram_of(gram.gram_stats(rows_PN, CELL), PEERS)
     lengths_P = np.sqrt(np.diagonal(exact_PP))
@@ -201,7 +202,7 @@ def test_wire_form_of_rows_of_any_size_is_taken(size: float, seed: int) -> None:
     rows_PN[1] = rows_PN[0]
     rows_PN[2] = 0.0
     form = gram.wire_form(gram.gram_stats(rows_PN, CELL), PEERS)
-    found_PP = gram.from_wire(form)
+    found_PP = from_wire(form)
     assert found_PP.tobytes() == np.ascontiguousarray(found_PP.T).tobytes()
 
 
@@ -225,4 +226,4 @@ def wire_of(matrix_PP: NDArray[np.float64]) -> bytes:
 )
 def test_what_no_rows_can_have_is_no_gram_matrix(data: bytes, what: str) -> None:
     with pytest.raises(ValueError, match=what):
-        gram.from_wire(data)
+        from_wire(data)

@@ -1,1 +1,0 @@
-"""Parts and results: where their bytes are kept, and how they come and go."""

@@ -1,1 +1,0 @@
-"""What must survive a crash, and the way back from it (R12)."""

@@ -1,0 +1,1 @@
+"""All bytes between nodes that are no messages: parts, results, states, audit work."""

@@ -1,0 +1,231 @@
+"""What is still to be sent to each peer: in order, each cell once, and at a pace that it takes.
+
+Pure; `node.plane.bulk_streams` and the simulator's world both ask it. An asker that asks again for
+what is on its way already gets it once: on a slow line a second copy is what would hold up the
+first.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol import limits
+from protocol.events import Push
+from protocol.frames import Bulk
+from protocol.identity import PeerId
+
+CELLS_WAITING_MAX = 4 * limits.WANT_CELLS_MAX
+"""To one peer. A state is one Want of 12 288 cells; the parts of 64 contributions that a substitute
+wants are 4096, and so are the results of a round."""
+
+PLACES_WAITING_MAX = 256
+"""Subjects of which cells wait for one peer: 64 contributions, some LISTs, and room."""
+
+PIECES_PER_WINDOW = 4
+"""A cell travels in pieces, the last one shorter, and the taker says a byte for each that it has
+read: so both ends see a line move that takes long for a cell. Where it takes the window to fill a
+fast one, pieces are large, a cell in the end: each answer is a record on the wire, at both ends."""
+
+WINDOW_BYTES_START = 64 * limits.KIB
+WINDOW_BYTES_MAX = PIECES_PER_WINDOW * limits.PIECE_BYTES_MAX
+"""Of each transfer under way at a time. At 100 ms there and back, the most makes 170 MB/s."""
+
+QUEUED_S = 1.0
+"""Of so much waiting on the line the sender does not make more: frames wait behind it."""
+
+DRAINING_MAX = 1
+"""Transfers of one lane to one peer of which all is sent but the rest (`Meter.is_rest`), and that
+are not through, while the next one is on its way."""
+
+Place = tuple[Bulk, bytes]
+
+
+def _lane(bulk: Bulk) -> bool:
+    """What joiners and audits fetch is long, and a round does not wait behind it."""
+    return bulk in (Bulk.STATE, Bulk.STEP, Bulk.WORK)
+
+
+def _first(ready: list[Place]) -> Place:
+    """Parts before results. Of results those of the newest LIST: the one before is given up."""
+    bulk = min(place[0] for place in ready)
+    fitting = [place for place in ready if place[0] is bulk]
+    return fitting[-1 if bulk is Bulk.RESULT else 0]
+
+
+@dataclass(slots=True)
+class _Line:
+    """To one peer. `waiting` maps places to the round of the asking and the cells."""
+
+    waiting: dict[Place, tuple[int, dict[int, None]]] = field(default_factory=dict)
+    under_way: list[Push] = field(default_factory=list)
+    draining: list[Push] = field(default_factory=list)
+    """Those of them that were sent."""
+
+    def is_busy(self, lane: bool) -> bool:
+        """Whether nothing of a lane may begin now."""
+        draining = sum(1 for due in self.draining if _lane(due.bulk) is lane)
+        under_way = sum(1 for due in self.under_way if _lane(due.bulk) is lane)
+        return under_way > draining or draining > DRAINING_MAX
+
+
+class PushQueue:
+    """The transfers of one node. One transfer of parts or results is sent to a peer at a time, and
+    one of what it fetches as a joiner; parts go before results, for nobody can sum without them. Of
+    results those of the newest LIST go first."""
+
+    def __init__(self) -> None:
+        self._lines: dict[PeerId, _Line] = {}
+
+    def offer(self, push: Push, *, round_index: int) -> None:
+        """Let cells wait, but for those that wait or are under way already.
+
+        Beyond the bounds those of the oldest round are forgotten: an honest peer asks again.
+        """
+        line = self._lines.setdefault(push.to, _Line())
+        place = (push.bulk, push.subject)
+        sent = {
+            cell for due in line.under_way if (due.bulk, due.subject) == place for cell in due.cells
+        }
+        cells = [cell for cell in push.cells if cell not in sent]
+        if cells:
+            line.waiting.setdefault(place, (round_index, {}))[1].update(dict.fromkeys(cells))
+        self._bound(line)
+        self._tidy(push.to)
+
+    def _bound(self, line: _Line) -> None:
+        total = sum(len(cells) for _, cells in line.waiting.values())
+        while total > CELLS_WAITING_MAX or len(line.waiting) > PLACES_WAITING_MAX:
+            # Of one round the first: dicts keep the order in which places came.
+            oldest = min(line.waiting, key=lambda place: line.waiting[place][0])
+            total -= len(line.waiting.pop(oldest)[1])
+
+    def begin(self, to: PeerId) -> Push | None:
+        """The transfer that may begin now, which is under way until `done`."""
+        line = self._lines.get(to)
+        if line is None:
+            return None
+        busy = {lane for lane in (False, True) if line.is_busy(lane)}
+        ready = [place for place in line.waiting if _lane(place[0]) not in busy]
+        if not ready:
+            return None
+        bulk, subject = place = _first(ready)
+        due = Push(to, bulk, subject, tuple(line.waiting.pop(place)[1]))
+        line.under_way.append(due)
+        return due
+
+    def sent(self, due: Push) -> None:
+        """All of it is on the line or is its rest: the next one may begin. It is under way until
+        `done`."""
+        line = self._lines.get(due.to)
+        if line is None or any(other is due for other in line.draining):
+            return
+        if any(other is due for other in line.under_way):
+            line.draining.append(due)
+
+    def done(self, due: Push) -> None:
+        """It is through, or given up."""
+        line = self._lines.get(due.to)
+        if line is not None:
+            line.under_way = [other for other in line.under_way if other is not due]
+            line.draining = [other for other in line.draining if other is not due]
+            self._tidy(due.to)
+
+    def forget(self, to: PeerId) -> None:
+        """The peer is out of reach: what waits for it would come too late."""
+        line = self._lines.get(to)
+        if line is not None:
+            line.waiting.clear()
+            self._tidy(to)
+
+    def _tidy(self, to: PeerId) -> None:
+        """A peer may come under many names."""
+        line = self._lines[to]
+        if not (line.waiting or line.under_way):
+            del self._lines[to]
+
+    def __contains__(self, to: PeerId) -> bool:
+        """Whether anything is or waits to be sent to a peer."""
+        return to in self._lines
+
+
+class SendWindow:
+    """How many bytes may be under way to one peer, learned from how long they take.
+
+    The window grows by what came through in good time, and shrinks by half of what waited long.
+    """
+
+    def __init__(self) -> None:
+        self.window_bytes = WINDOW_BYTES_START
+        self._least_s = float("inf")
+
+    def took(self, num_bytes: int, delay_s: float) -> None:
+        """So many bytes were through so long after they had been sent."""
+        self._least_s = min(self._least_s, delay_s)
+        is_slow = delay_s > self._least_s + QUEUED_S
+        window_bytes = self.window_bytes + (-num_bytes // 2 if is_slow else num_bytes)
+        self.window_bytes = min(max(window_bytes, limits.PIECE_BYTES_MIN), WINDOW_BYTES_MAX)
+
+    def stalled(self) -> None:
+        """Nothing came through for as long as is waited: what goes next is small, so that a line
+        that has become slow moves it in time."""
+        self.window_bytes = WINDOW_BYTES_START
+
+    @property
+    def piece_bytes(self) -> int:
+        """How large the pieces of the next cell are: powers of two, a part of the window; of the
+        largest window the largest piece."""
+        if self.window_bytes == WINDOW_BYTES_MAX:
+            return limits.PIECE_BYTES_MAX
+        size = limits.PIECE_BYTES_MIN
+        while size < limits.CHUNK_BYTES and 2 * size * PIECES_PER_WINDOW <= self.window_bytes:
+            size *= 2
+        return size
+
+
+class Meter:
+    """The pieces of one transfer that are on their way. Times are monotonic.
+
+    While it `gives_way` to others there is one of them at most.
+    """
+
+    def __init__(self, pace: SendWindow, gives_way: Callable[[], bool] = lambda: False) -> None:
+        self._pace = pace
+        self._gives_way = gives_way
+        self._pieces: deque[tuple[int, float]] = deque()
+        self.under_way = 0
+        """Bytes that were sent and are not known to be through."""
+
+    @property
+    def num_pieces(self) -> int:
+        """How many they are."""
+        return len(self._pieces)
+
+    def has_room(self, num_bytes: int) -> bool:
+        """Whether a piece may be sent now; one always may."""
+        if not self.under_way:
+            return True
+        return not self._gives_way() and self.under_way + num_bytes <= self._pace.window_bytes
+
+    def is_rest(self, num_bytes: int) -> bool:
+        """Whether so little is left that the next transfer is to open its stream.
+
+        Opening it takes a round trip, and what asks for it goes behind what is under way, at most
+        a window: as long as a window that is sent meanwhile keeps the line full.
+        """
+        return not self._gives_way() and num_bytes <= self._pace.window_bytes
+
+    @property
+    def piece_bytes(self) -> int:
+        """How large the pieces of the next cell are."""
+        return self._pace.piece_bytes
+
+    def sent(self, num_bytes: int, now_s: float) -> None:
+        """A piece is on its way."""
+        self._pieces.append((num_bytes, now_s))
+        self.under_way += num_bytes
+
+    def through(self, now_s: float) -> None:
+        """The taker has read the oldest piece; nothing must be asked of it when none is out."""
+        num_bytes, sent_s = self._pieces.popleft()
+        self.under_way -= num_bytes
+        self._pace.took(num_bytes, now_s - sent_s)

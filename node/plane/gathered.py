@@ -1,0 +1,242 @@
+"""What a node holds of the state that it fetches: each cell checked, kept over a restart.
+
+Synchronous, without a network; `node.plane.bulk_streams` calls it from worker threads, the
+simulator inline. Whom to ask for what is decided in `protocol.catching_up.cell_fetch`.
+
+Cells that are the same as in another state are known from proofs: each names the roots of the
+subtrees beside its way to the sealed root, and what has such a root here need not be fetched.
+"""
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+from node.holdings.journal import Journal
+from node.holdings.shard_store import Item, ShardStore, State
+from node.plane.partial_cells import PartialCells
+from protocol.errors import BarnraiseError, DecodeError, ProofError, StateError
+from protocol.frames import Bulk, BulkHeader
+from protocol.grid import StateTree, cell_root
+from protocol.messages import SealCertificate
+
+logger = logging.getLogger(__name__)
+
+
+class WrongStep(BarnraiseError):
+    """The result that was fetched for a round does not lead to the state that was sealed."""
+
+    def __init__(self, subject: bytes) -> None:
+        super().__init__("a result does not lead to the sealed state")
+        self.subject = subject
+
+
+@dataclass(slots=True)
+class _GatheredRound:
+    """A sealed round on the way; `cells` of its result by number."""
+
+    certificate: SealCertificate
+    cells: dict[int, bytes] = field(default_factory=dict)
+
+
+class Gathered:
+    """At most one state at a time; forgets it once it is taken.
+
+    Its methods block: one call at a time, from threads or inline.
+    """
+
+    def __init__(self, store: ShardStore, journal: Journal, partial: PartialCells) -> None:
+        self._store = store
+        self._journal = journal
+        self._partial = partial
+        self._certificate: SealCertificate | None = None
+        self._cells: dict[int, bytes] = {}
+        self._old: list[tuple[StateTree, Callable[[int], bytes]]] = []
+        """States of which all or some cells are here, which may be the same in the new one."""
+        self._steps: list[_GatheredRound] = []
+        self._stepped: State | None = None
+
+    # Begin --------------------------------------------------------------------------------------
+
+    def expect_state(self, certificate: SealCertificate) -> Mapping[bytes, Collection[int]]:
+        """Gather the state of this seal. What of it is here already, by subject."""
+        root, subject = certificate.value.root, certificate.value.digest
+        is_same = self._certificate is not None and self._certificate.value.root == root
+        self._steps, self._stepped = [], None
+        if not is_same:
+            self._begin(certificate)
+        self._certificate = certificate
+        return {subject: tuple(self._cells)}
+
+    def _begin(self, certificate: SealCertificate) -> None:
+        root, count = certificate.value.root, self._store.num_state_cells
+        items = [] if self._cells else self._read_partial()
+        old = self._cells or {item.index: item.payload for item in items}
+        self._cells, self._old = {}, [self._as_old_state()]
+        is_resumed = bool(items) and self._partial.root == root
+        if old and not is_resumed:
+            self._old.append(self._as_old_cells(old))
+        self._partial.begin(certificate, num_kept=len(items) if is_resumed else 0)
+        for item in items if is_resumed else ():
+            self._cells[item.index] = item.payload
+            self._same_beside(item)
+        for tree, cell in self._old:
+            if tree.root == root:
+                self._take(range(count), cell)
+
+    def _read_partial(self) -> list[Item]:
+        """The cells in the file, as far as they are of the state that it is of."""
+        items = []
+        for item in self._partial.read(self._store.num_state_cells):
+            try:
+                self._store.check_state_cell(self._partial.root, item)
+            except ProofError as error:
+                logger.warning("fetched cells cut off cell=%d reason=%s", item.index, error)
+                break
+            items.append(item)
+        return items
+
+    def _as_old_state(self) -> tuple[StateTree, Callable[[int], bytes]]:
+        state, store = self._store.state, self._store
+        return state.tree, lambda index: store.state_cell(state, index)
+
+    def _as_old_cells(self, cells: Mapping[int, bytes]) -> tuple[StateTree, Callable[[int], bytes]]:
+        indices = iter(range(self._store.num_state_cells))
+        roots = [
+            [
+                cell_root(cells[index]) if index in cells else None
+                for index in islice(indices, count)
+            ]
+            for count in self._store.state_counts
+        ]
+        return StateTree(roots), lambda index: cells[index]
+
+    def expect_steps(
+        self, certificates: Sequence[SealCertificate]
+    ) -> Mapping[bytes, Collection[int]]:
+        """Gather the results of these rounds, which follow upon the own state, in their order."""
+        self._steps = [_GatheredRound(certificate) for certificate in certificates]
+        self._certificate, self._stepped = certificates[-1], self._store.final
+        held: dict[bytes, Collection[int]] = {}
+        for step in self._steps:
+            value = step.certificate.value
+            sizes = self._store.result_sizes(self._store.layout.fragment_of(value.round))
+            data = self._journal.results(value.round).get(value.list_digest, b"")
+            if value.commits and len(data) == sum(sizes):
+                step.cells = dict(enumerate(split(data, sizes)))
+                held[value.digest] = tuple(step.cells)
+        return held
+
+    # Cells --------------------------------------------------------------------------------------
+
+    @property
+    def certificate(self) -> SealCertificate | None:
+        """The seal whose state is gathered."""
+        return self._certificate
+
+    @property
+    def subject(self) -> bytes:
+        """Its digest; empty if there is none."""
+        return self._certificate.value.digest if self._certificate else b""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all cells of the wanted state are here, or all steps to it are taken."""
+        if self._certificate is None:
+            return False
+        if self._stepped is not None:
+            return not self._steps
+        return len(self._cells) == self._store.num_state_cells
+
+    def takes(self, header: BulkHeader) -> bool:
+        """Whether cells of that subject are gathered at present."""
+        if header.bulk is Bulk.STATE:
+            return self._stepped is None and header.subject == self.subject
+        values = (step.certificate.value for step in self._steps)
+        return any((one.digest, one.round) == (header.subject, header.round) for one in values)
+
+    def take(self, header: BulkHeader, item: Item) -> tuple[int, ...]:
+        """Check a cell and keep it. Which cells are here now that were not before.
+
+        Raises ProofError where it is not of the sealed state. The cell of a step has no proof: that
+        shows when the step is taken.
+        """
+        if not self.takes(header):
+            return ()
+        if header.bulk is Bulk.STEP:
+            step = next(s for s in self._steps if s.certificate.value.digest == header.subject)
+            step.cells[item.index] = item.payload
+            return (item.index,)
+        assert self._certificate is not None
+        self._store.check_state_cell(self._certificate.value.root, item)
+        if item.index in self._cells:
+            return ()
+        self._cells[item.index] = item.payload
+        self._partial.keep(item)
+        return (item.index, *self._same_beside(item))
+
+    def _same_beside(self, item: Item) -> tuple[int, ...]:
+        """Cells of older states that the proof of this one shows to be in the new one as well."""
+        found: list[int] = []
+        for tree, cell in self._old:
+            for root, (indices, node) in zip(item.proof, tree.beside(item.index), strict=True):
+                if node == root:
+                    found += self._take(indices, cell)
+        return tuple(found)
+
+    def _take(self, indices: range, cell: Callable[[int], bytes]) -> list[int]:
+        fresh = [index for index in indices if index not in self._cells]
+        for index in fresh:
+            self._cells[index] = cell(index)
+        return fresh
+
+    # The end ------------------------------------------------------------------------------------
+
+    def advance(self) -> None:
+        """Take all steps whose results are whole. Raises WrongStep: its cells are forgotten."""
+        while self._steps and self._stepped is not None:
+            step = self._steps[0]
+            value = step.certificate.value
+            count = self._store.layout.num_cells(self._store.layout.fragment_of(value.round))
+            if value.commits and len(step.cells) < count:
+                return
+            state = self._stepped
+            if value.commits:
+                cells = [step.cells[cell] for cell in range(count)]
+                try:
+                    state = self._store.stepped(state, cells, round_index=value.round)
+                except DecodeError as error:
+                    step.cells.clear()
+                    raise WrongStep(value.digest) from error
+                if state.root == value.root:
+                    # For a restart before the end, and for those who come later than this node.
+                    self._journal.keep_result(value.round, value.list_digest, cells)
+            if state.root != value.root:
+                step.cells.clear()
+                raise WrongStep(value.digest)
+            self._stepped = state
+            self._steps.pop(0)
+
+    def state(self) -> State:
+        """The whole state. Raises StateError unless it has the sealed root."""
+        assert self._certificate is not None
+        if self._stepped is not None:
+            if self._steps:
+                raise StateError("not all steps are taken")
+            return self._stepped
+        return self._store.assemble(self._certificate.value.root, self._cells)
+
+    def forget(self) -> None:
+        """The state is in place and on the disk, or of no use."""
+        self._certificate, self._stepped = None, None
+        self._cells, self._old, self._steps = {}, [], []
+        self._partial.clear()
+
+
+def split(data: bytes, sizes: Sequence[int]) -> list[bytes]:
+    """Cells that stand behind one another."""
+    cells, position = [], 0
+    for size in sizes:
+        cells.append(data[position : position + size])
+        position += size
+    return cells

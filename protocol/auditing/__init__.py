@@ -1,0 +1,1 @@
+"""Who runs whose training again, and what follows from it (R10). Pure."""

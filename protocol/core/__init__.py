@@ -1,0 +1,1 @@
+"""The core of a node: round machine, liveness, relaying, catching up, audits together. Pure."""

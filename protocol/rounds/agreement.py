@@ -1,0 +1,386 @@
+"""What a member has to say in the attempt it works in (R2): HAVE, HOLD, LIST, VOTE, NEWATTEMPT.
+
+Pure deciders over a RoundView; the machine signs what they return, once per slot. A muted node
+(R3) is not asked.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import inf
+
+from protocol import limits
+from protocol.events import Contributed
+from protocol.identity import PeerId
+from protocol.messages import Body, Commit, Have, Kind, List, Vote, Work
+from protocol.rounds.belief import liars
+from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.deadlines import LearnedDeadline
+from protocol.rounds.lapses import (
+    HAVE_LAPSES_AFTER,
+    LIST_LAPSES_AFTER,
+    list_late_s,
+    owed,
+)
+from protocol.rounds.proposal import (
+    LIST_AFTER,
+    SECOND_CALL_AFTER,
+    SECOND_HAVE_AFTER,
+    SECOND_LIST_AFTER,
+    complete_senders,
+    held_runs,
+    holds_all_expected,
+    is_hopeless,
+    leaves_out,
+    lock_report,
+    propose,
+    short_senders,
+    waits_for_second_call,
+)
+from protocol.rounds.rates import Rates
+from protocol.rounds.reducers import Slice
+from protocol.rounds.round_view import RoundConfig, RoundView
+from protocol.rounds.supply import has_lost_parts
+from protocol.rounds.turns import in_turn
+
+TIME_OUT_AFTER = 3.0
+"""An attempt is given up after this many deadlines without progress: HAVE takes one, LIST half a
+one more, and the result has as long again to arrive."""
+
+
+@dataclass(frozen=True, slots=True)
+class DueStatement:
+    """A body to be signed in a slot of this round."""
+
+    kind: Kind
+    body: Body
+    attempt: int = 0
+    subject: bytes = b""
+
+
+def statements(
+    view: RoundView, deadline: LearnedDeadline, *, now_s: float
+) -> Iterator[DueStatement]:
+    """All that is due now, in the order of the protocol."""
+    if view.opened_s is None or not view.is_speaker:
+        return
+    deadline_s = deadline.seconds(view.time_outs)
+    if view.is_member:
+        yield from _have(view, deadline, now_s)
+        yield from _hold(view, now_s=now_s, deadline_s=deadline_s)
+    if view.is_voter:
+        yield from _list(view, deadline, now_s)
+        yield from _vote(view, deadline, now_s)
+        yield from _report(view)
+
+
+def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[DueStatement]:
+    """At its deadline, or when nobody is missing, a reducer says what it holds.
+
+    While bytes of what is missing still come, the deadline was too short: up to the cap it waits.
+    """
+    assert view.opened_s is not None
+    if not view.gathering().first_kept or view.me in view.ballots.of(Kind.HAVE, view.attempt):
+        return
+    is_complete = holds_all_expected(view)
+    wait_s = deadline.seconds(view.time_outs)
+    if _is_filling(view, now_s=now_s, within_s=wait_s / 2):
+        wait_s = max(wait_s, deadline.cap_s)
+    is_late = now_s >= view.attempt_start_s + wait_s
+    if not (is_complete or is_late or view.rare("have-early")):
+        return
+    if is_complete and view.attempt == 0 and not view.is_timed:
+        view.is_timed = True
+        if not _from_others(view):
+            deadline.observe(now_s - view.opened_s)
+    elif view.attempt == 0:
+        view.awaited_commits = frozenset(digest for _, digest, _ in view.commits())
+        first = _first_to_sum(view)
+        lacking = (
+            digest
+            for digest in view.awaited_commits
+            if any(view.missing_parts(digest, piece) for piece in first)
+        )
+        view.late_s = dict.fromkeys(lacking, inf)
+    yield DueStatement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
+
+
+def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[DueStatement]:
+    """HOLD, where substitutes were called: what this node holds by now, if it is more than it said.
+
+    As soon as it lacks nothing of what too few hold, at the latest in time for the LIST.
+    """
+    if view.attempt not in view.second_call_s:
+        return
+    said = view.ballots.of(Kind.HAVE, view.attempt).get(view.me)
+    kept = view.kept_slices()
+    if not kept or view.me in view.ballots.of(Kind.HOLD, view.attempt):
+        return
+    if said is None and view.gathering().first_kept:
+        return  # The first one is still to come.
+    held = Have(held=tuple(held_runs(view)))
+    if not held.held or (said is not None and held == said.body):
+        return
+    gathering, short = view.gathering(), short_senders(view, complete_senders(view))
+    is_lacking = any(
+        view.missing_parts(digest, piece)
+        for sender, digest, _ in view.commits()
+        if sender in short
+        for piece in kept
+        if gathering.holds(piece, sender)
+    )
+    if not is_lacking or now_s >= view.attempt_start_s + SECOND_HAVE_AFTER * deadline_s:
+        yield DueStatement(Kind.HOLD, held, view.attempt)
+
+
+def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
+    """Whether bytes of parts that are missing in the own slices came so lately, or a COMMIT did."""
+    own_slices, awaited = view.own_slices(), view.awaited
+    return any(
+        now_s - moved_s < within_s
+        and source in awaited
+        and view.ballots.commit_of(subject) is not None
+        and any(view.missing_parts(subject, piece) for piece in own_slices)
+        for (subject, source), moved_s in view.moved_s.items()
+    )
+
+
+def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
+    """Once, how long the parts took that this node is the first to sum: of all who are expected, or
+    of those who had committed by the first HAVE, though they were too late for it.
+
+    Else a swarm whose lines are slower than its deadline would never know. Not of parts that others
+    gave in their sender's place, nor of COMMITs that came behind the HAVE unless more did than may
+    lie: a liar would choose how long others wait. Returns whether the round was measured.
+    """
+    if view.is_timed or view.opened_s is None:
+        return False
+    wanted = view.awaited_commits
+    if not wanted and view.ballots.commits.keys() >= view.awaited:
+        wanted = frozenset(digest for _, digest, _ in view.commits())
+    first = _first_to_sum(view) if wanted else []
+    if not first:
+        return False
+    for digest in view.late_s:
+        if not any(view.missing_parts(digest, piece) for piece in first):
+            view.late_s[digest] = min(view.late_s[digest], now_s)
+    if any(view.missing_parts(digest, piece) for piece in first for digest in wanted):
+        return False
+    if view.awaited_commits and not view.late_s:
+        # COMMITs alone were late: of more than may lie, or it is no reason to wait longer.
+        num_late = len(view.ballots.commits) - len(view.awaited_commits)
+        if num_late <= liars(len(view.electorate), view.trust):
+            return False
+    from_others = _from_others(view)
+    pushed = [at_s for digest, at_s in view.late_s.items() if digest not in from_others]
+    if pushed or not view.late_s:
+        deadline.observe(max(pushed, default=now_s) - view.opened_s)
+    view.is_timed = True
+    return True
+
+
+def _first_to_sum(view: RoundView) -> list[Slice]:
+    """The slices whose parts tell this node how long lines take."""
+    if view.everybody_sums:
+        return view.own_slices()
+    return [piece for piece in view.slices if piece.reducers[0] == view.me]
+
+
+def _from_others(view: RoundView) -> set[bytes]:
+    """COMMITs of which others gave parts in the place of their sender."""
+    found = set[bytes]()
+    for digest, source in view.moved_s:
+        commit = view.ballots.commit_of(digest)
+        if commit is not None and commit[0] != source:
+            found.add(digest)
+    return found
+
+
+def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[DueStatement]:
+    """The closer of the attempt proposes, once."""
+    if view.closer(view.attempt) != view.me or view.proposal() is not None:
+        return
+    body = propose(view, now_s=now_s, deadline_s=deadline.seconds(view.time_outs))
+    if body is not None:
+        yield DueStatement(Kind.LIST, body, view.attempt)
+
+
+def _vote(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[DueStatement]:
+    """One VOTE per attempt, never of an attempt that was left, never against the lock.
+
+    In a provisional round a PVOTE, which no lock forbids; but whoever holds one waits for a closer
+    that takes it up (R4).
+    """
+    kind, proposal = Kind.PVOTE if view.is_provisional else Kind.VOTE, view.proposal()
+    if proposal is None or view.me in view.ballots.of(kind, view.attempt):
+        return
+    body = proposal.body
+    assert isinstance(body, List)
+    digest = view.ballots.list_digest(body)
+    deadline_s = deadline.seconds(view.time_outs)
+    is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline_s
+    complete = complete_senders(view) if is_late else set()
+    is_late &= not waits_for_second_call(view, complete, now_s=now_s, deadline_s=deadline_s)
+    if not _is_valid(view, body) or leaves_out(view, body, is_late=is_late):
+        return
+    if _may_vote(view, digest) and not view.draw("vote-later"):
+        yield DueStatement(kind, Vote(list_digest=digest), view.attempt)
+
+
+def _is_valid(view: RoundView, body: List) -> bool:
+    """Known COMMITs of members by ascending sender, each once; drifts come with branches (R4)."""
+    listed = view.listed(body)
+    if listed is None or body.drifts:
+        return False
+    senders = [sender for sender, _, _ in listed]
+    return senders == sorted(set(senders))
+
+
+def _may_vote(view: RoundView, digest: bytes) -> bool:
+    """Not locked, locked on this, or shown a certificate for this from a later attempt."""
+    if view.lock is None or view.lock[1] == digest:
+        return True
+    return any(
+        attempt > view.lock[0] and view.ballots.certificate(attempt, digest)
+        for attempt in view.ballots.attempts(Kind.VOTE)
+    )
+
+
+def _report(view: RoundView) -> Iterator[DueStatement]:
+    """Having entered a later attempt, tell its closer one's lock."""
+    if view.attempt and view.me not in view.ballots.of(Kind.NEWATTEMPT, view.attempt):
+        yield DueStatement(Kind.NEWATTEMPT, lock_report(view), view.attempt)
+
+
+def waits_for_seats(view: RoundView, config: RoundConfig, now_s: float) -> bool:
+    """Whether a founder holds its first COMMIT for joiners that are still to prove their seats."""
+    is_waiting = view.index == 1 and len(view.proven_seats) < config.wait_seats
+    return is_waiting and now_s < view.started_s + config.wait_seats_s
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What this node saw since its last COMMIT: whom it suspects, who said that it leaves,
+    whether the date is past at which the run is to stop, and what it measured (R8)."""
+
+    suspects: frozenset[PeerId]
+    left: set[PeerId]
+    is_past_end: bool
+    rates: Rates
+    unwelcome: frozenset[PeerId] = frozenset()
+    """Who had a seat lately and never contributed to a round."""
+
+
+def commit_body(
+    view: RoundView, mine: Contributed, seen: Seen, work: tuple[Work, ...] = ()
+) -> Commit:
+    """R2, R6: what binds the contribution, and what this node saw since the last COMMIT (R1)."""
+    members = set(view.members)
+    banned = view.convicted & members
+    joining = view.proven_seats - members
+    if view.trust == "open" and "links" not in view.without:
+        joining = (joining & set(seen.rates.linked)) - seen.unwelcome
+    ended = view.ended
+    return Commit(
+        root=mine.root,
+        cell_norms=mine.cell_norms,
+        tokens=mine.tokens,
+        samples=mine.samples,
+        steps=mine.steps,
+        base=view.basis,
+        residual_before=mine.residual_before,
+        residual_after=mine.residual_after,
+        seal=view.own_seal,
+        joins=tuple(sorted(in_turn(view.index, joining)[: limits.SEATS_MAX])),
+        suspects=tuple(sorted((seen.suspects & members) - banned - {view.me})),
+        gone=tuple(sorted(seen.left & members)),
+        bans=tuple(sorted(banned)),
+        is_past_end=seen.is_past_end,
+        seen=seen.rates.report(view.members, view.me),
+        work=work,
+        committed=pack_senders(set(ended.ballots.commits), view.members) if ended else b"",
+        sealed=pack_senders(ended.sealers_of(view.named), view.members) if ended else b"",
+        lapsed=pack_senders(owed(ended) - {view.me}, view.members) if ended else b"",
+    )
+
+
+def time_out_s(view: RoundView, deadline: LearnedDeadline) -> float:
+    """When the attempt is given up; stands still while listed bytes arrive."""
+    deadline_s = deadline.seconds(view.time_outs)
+    return max(
+        view.attempt_start_s + TIME_OUT_AFTER * deadline_s,
+        view.progress_s + deadline_s,
+    )
+
+
+def has_timed_out(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> bool:
+    """Whether nothing moved for long, or the LIST is late for which all was there.
+
+    One that this voter can never vote for in this attempt is none; but others may have voted for
+    it by what was here then, and what they certified goes on.
+    """
+    if now_s >= time_out_s(view, deadline):
+        return True
+    if not view.ready_s or now_s < list_late_s(view, deadline.seconds(view.time_outs)):
+        return False
+    proposal = view.proposal()
+    if proposal is None:
+        return True
+    if view.has_voted or any(attempt == view.attempt for attempt, _ in view.ballots.certified()):
+        return False
+    return isinstance(proposal.body, List) and leaves_out(view, proposal.body, is_late=True)
+
+
+def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> bool:
+    """Whether to try a new attempt: nothing moved for long, or the closer is gone unheard."""
+    if view.opened_s is None or _waits_for_seal_before(view):
+        return False
+    has_list = view.proposal() is not None
+    closer_is_gone = not has_list and not view.can_close(view.attempt)
+    times = {"now_s": now_s, "deadline_s": deadline.seconds(view.time_outs)}
+    has_timed = has_timed_out(view, deadline, now_s=now_s)
+    is_due = closer_is_gone or has_timed or is_hopeless(view, **times)
+    if is_due or (has_list and _leaves_early(view)):
+        return True
+    return has_list and bool(view.suspects) and has_lost_parts(view)
+
+
+def _waits_for_seal_before(view: RoundView) -> bool:
+    """R5: whether all is done that can be before the seal of the round before is here."""
+    if not view.is_beside:
+        return False
+    certified = (digest for attempt, digest in view.ballots.certified() if attempt == view.attempt)
+    bodies = ((digest, view.ballots.list_of(digest)) for digest in certified)
+    return any(
+        body is not None and not (body.commits and view.missing_results(digest))
+        for digest, body in bodies
+    )
+
+
+def _leaves_early(view: RoundView) -> bool:
+    """Whether an attempt that goes well is given up, as if it did not."""
+    if view.rare("left-at-list"):
+        return True
+    if view.has_voted and view.rare("left-at-vote"):
+        return True
+    has_sealed = view.lock is not None and view.lock[0] == view.attempt
+    return has_sealed and view.rare("left-at-seal")
+
+
+def due_times(view: RoundView, deadline: LearnedDeadline) -> list[float]:
+    """When something may fall due without anything being heard."""
+    if view.opened_s is None:
+        return []
+    start_s, deadline_s = view.attempt_start_s, deadline.seconds(view.time_outs)
+    return [
+        start_s + deadline_s / 2,
+        start_s + deadline_s,
+        start_s + SECOND_CALL_AFTER * deadline_s,
+        start_s + HAVE_LAPSES_AFTER * deadline_s,
+        start_s + LIST_AFTER * deadline_s,
+        start_s + SECOND_HAVE_AFTER * deadline_s,
+        start_s + SECOND_LIST_AFTER * deadline_s,
+        start_s + LIST_LAPSES_AFTER * deadline_s,
+        start_s + deadline.cap_s,
+        list_late_s(view, deadline_s) if view.ready_s else inf,
+        time_out_s(view, deadline),
+    ]

@@ -1,0 +1,190 @@
+"""Who keeps others waiting for what it owes (R8). Pure deciders over a RoundView.
+
+A word that is not said convicts nobody: it may be on its way, or its sender cut off from this node
+alone. But who owes it costs the round time, and would in each round. So every node tells in its
+next COMMIT who kept it waiting, and whom more voters name than may lie comes last among reducers
+and closers for some rounds (`protocol.rounds.told`). Nothing else follows from it: no seat, no
+vote.
+"""
+
+import math
+from collections.abc import Collection, Mapping
+from collections.abc import Set as AbstractSet
+
+from protocol.identity import PeerId
+from protocol.messages import Have, Kind, List
+from protocol.rounds.agreed import owing_sums
+from protocol.rounds.proposal import (
+    SECOND_CALL_AFTER,
+    awaited_haves,
+    complete_senders,
+    held_throughout,
+    is_all_there,
+    is_still,
+    said_haves,
+)
+from protocol.rounds.reducers import Slice
+from protocol.rounds.round_view import RoundView
+
+HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER = 1.25, 2.25
+"""HAVEs are due after one deadline, LISTs after one and a half, after two with a second call; what
+is on its way has a quarter more."""
+
+LIST_LATE_AFTER = 0.5
+"""A LIST is due at once where nobody is waited for: so many deadlines later it is late, and not
+before its closer has by others what it may not have been told."""
+
+
+def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
+    """Remember who owes a HAVE or a LIST by now, or gave it late; and a closer that left somebody
+    out whom it had to list."""
+    if ("ready", view.attempt) in view.looked_at:
+        return  # As most often.
+    _note_ready(view, now_s)
+    if ("list", view.attempt) in view.looked_at:
+        if view.attempt in view.ready_s or view.has_voted or not view.is_voter:
+            view.looked_at.add(("ready", view.attempt))
+        return
+    start_s, proposal = view.attempt_start_s, view.proposal()
+    if proposal is not None:
+        if isinstance(proposal.body, List):
+            view.looked_at.add(("list", view.attempt))
+            is_late = now_s >= list_late_s(view, deadline_s)
+            if is_late or _leaves_out(view, proposal.body):
+                view.lapsed.add(proposal.message.sender)
+            if now_s >= start_s + SECOND_CALL_AFTER * deadline_s:
+                view.lapsed |= awaited_haves(view)  # It was waited for, until others had spoken.
+        return
+    if now_s >= start_s + HAVE_LAPSES_AFTER * deadline_s:
+        if is_still(view, now_s=now_s, deadline_s=deadline_s):
+            view.lapsed |= awaited_haves(view)
+        if view.attempt not in view.to_list:
+            view.to_list[view.attempt] = frozenset(complete_senders(view))
+    is_late = now_s >= min(start_s + LIST_LAPSES_AFTER * deadline_s, list_late_s(view, deadline_s))
+    if is_late and _can_propose(view, complete_senders(view)):
+        view.lapsed.add(view.closer(view.attempt))
+
+
+def _note_ready(view: RoundView, now_s: float) -> None:
+    """Remember when all was here for a LIST that need not wait."""
+    if view.attempt in view.ready_s or awaited_haves(view):
+        return
+    complete = complete_senders(view)
+    if _can_propose(view, complete) and is_all_there(view, complete):
+        view.ready_s[view.attempt] = now_s
+
+
+def list_late_s(view: RoundView, deadline_s: float) -> float:
+    """When a LIST is late for which all was there: then its closer has by others what it may not
+    have been told. Infinite while anything is missing."""
+    ready_s = view.ready_s.get(view.attempt, math.inf)
+    return ready_s + max(LIST_LATE_AFTER * deadline_s, view.relayed_s)
+
+
+def _leaves_out(view: RoundView, body: List) -> bool:
+    """Whether a LIST is without somebody whom its closer had to list."""
+    listed = view.listed(body)
+    if listed is None or body.certificate or view.lock is not None or view.bound:
+        return False
+    return bool(_to_list(view) - {sender for sender, _, _ in listed})
+
+
+def _to_list(view: RoundView) -> AbstractSet[PeerId]:
+    """Whom a LIST has to name, by what its closer had as well when it made it.
+
+    An honest one proposes early only when it has heard all first HAVEs that it waits for, and is
+    behind them else. What comes just before a LIST its closer may not have had: who wants it to be
+    named tells the others alone. So those count who were complete when HAVEs were late, or of an
+    early LIST those who are by first HAVEs that all wait for; no newcomers, who are not waited for.
+    """
+    found = view.to_list.get(view.attempt)
+    if found is not None:
+        return found
+    said = view.ballots.bodies(Kind.HAVE, Have, view.attempt)
+    awaited = view.gathering().first_keepers - view.set_back
+    by_first = complete_senders(view, {peer: body for peer, body in said if peer in awaited})
+    return by_first - view.newcomers
+
+
+def _can_propose(view: RoundView, complete: Collection[PeerId]) -> bool:
+    """Whether the closer has what it needs for a LIST of these, as far as this node sees."""
+    is_told = not view.attempt or view.has_quorum(
+        set(view.ballots.of(Kind.NEWATTEMPT, view.attempt))
+    )
+    is_bound = bool(view.bound) or view.is_meeting
+    return is_told and not is_bound and bool(complete)
+
+
+def owed(view: RoundView) -> set[PeerId]:
+    """Who kept this node waiting in a round that is sealed: also who denied to the end, behind a
+    second call, what others hold; and of whom more voters lacked parts than may lie."""
+    found, short = set(view.lapsed), set[PeerId]()
+    for attempt in view.second_call_s:
+        short |= _withheld(view, attempt)
+    for attempt in view.second_call_s:
+        found |= _denied(view, attempt, short)
+    return (found | short | _without_sums(view, short)) - view.suspects
+
+
+def _withheld(view: RoundView, attempt: int) -> set[PeerId]:
+    """Senders of whom so many lacked parts at first, of whatever slices, that one of these is
+    honest."""
+    first, found = dict(view.ballots.bodies(Kind.HAVE, Have, attempt)), set[PeerId]()
+    # Of whom nobody waits for a HAVE may be signed before its COMMIT is known.
+    for sender in view.ballots.commits.keys() - view.newcomers - view.absentees:
+        lacked = _lacking(view, first, sender)
+        if len(lacked & view.belief.voters) >= max(1, view.belief.words):
+            found.add(sender)
+    return found
+
+
+def _denied(view: RoundView, attempt: int, short: AbstractSet[PeerId]) -> set[PeerId]:
+    """Reducers that to the end of an attempt with a second call do not say that they hold what is
+    sealed; not of what its sender keeps back or gave late."""
+    said, found = said_haves(view, attempt), set[PeerId]()
+    for sender in _listed(view) - short - view.newcomers - view.absentees - view.overdue:
+        found |= _lacking(view, said, sender)
+    return found
+
+
+def _lacking(view: RoundView, said: Mapping[PeerId, Have], sender: PeerId) -> set[PeerId]:
+    """Who was asked first to hold parts of a sender and says that it lacks some."""
+    return {
+        peer
+        for piece in view.slices
+        for peer in view.gathering().first_targets(piece, sender)
+        if peer != sender and peer in said and not _holds(view, said[peer], piece, sender)
+    }
+
+
+def _listed(view: RoundView) -> set[PeerId]:
+    """Whom the sealed LIST names."""
+    sealed = view.ballots.sealed(view.before)
+    body = view.ballots.list_of(sealed[0].list_digest) if sealed else None
+    return {sender for sender, _, _ in (view.listed(body) if body is not None else None) or ()}
+
+
+def _without_sums(view: RoundView, short: AbstractSet[PeerId]) -> set[PeerId]:
+    """Who said too late what a slice of the sealed LIST comes to, or to the end did not; not where
+    it lacked parts that their sender kept back."""
+    sealed, found = view.ballots.sealed(view.before), set[PeerId]()
+    if not sealed or not view.late_to_sum:
+        return found
+    digest, kept_back = sealed[0].list_digest, short & _listed(view)
+    said = [said_haves(view, attempt) for attempt in view.second_call_s]
+    for piece in view.slices:
+        owing = owing_sums(view, piece, view.agg_of(digest, piece).keys())
+        if view.uses_gram:
+            owing |= owing_sums(view, piece, view.gram_of(digest, piece).keys())
+        owing &= view.late_to_sum
+        owing |= {peer for peer, first in view.owed_sums if first == piece.first}
+        found |= {
+            peer
+            for peer in owing
+            if all(kept_back <= held_throughout(view, told.get(peer), piece) for told in said)
+        }
+    return found
+
+
+def _holds(view: RoundView, body: Have, piece: Slice, sender: PeerId) -> bool:
+    return sender in held_throughout(view, body, piece)

@@ -1,0 +1,101 @@
+"""What a RoundMachine needs to know besides the chain."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from protocol.cell_sizes import NO_CELLS, CellSizes
+from protocol.manifest import NO_AUDITS, AuditSpec, RunManifest
+from protocol.messages import Body
+from protocol.rounds import roster as rosters
+from protocol.rounds.derived import Derived
+from protocol.rounds.rare import Rare, never
+from protocol.segments import MOMENTS
+from protocol.slots import Slot
+
+
+def as_it_is(slot: Slot, body: Body) -> Body:
+    """What an honest node signs in a slot."""
+    del slot
+    return body
+
+
+BEATS_TO_RELAY = 3.0
+"""Heartbeats until a word that was said to others is here (`protocol.core.relay`): it settles for
+half of one, the next asks for it, and the one behind that asks all where the first to send it had
+not got it either; and it has its way."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundConfig:
+    """What a RoundMachine needs to know besides the chain; `wait_seats` is local taste.
+
+    `survive` says who goes on where the quorum is out of reach for longer than `grace_s`: in
+    friends runs "any" half does, provisionally (R4), or only the "quorum". A founder holds its
+    first COMMIT until `wait_seats` joiners have proved their seats, for at most `wait_seats_s`.
+    `fragment_cells` are the cells of each fragment, which are synced in turn.
+    `relayed_s` after it was said to somebody a word is known to all whom others tell of it.
+    `cell_sizes` are what a node that is behind asks for.
+    `uses_gram` says that the run's rule judges whole vectors: partial Gram matrices are exchanged.
+    `audits` says what those weigh whose training nobody can run again.
+    `everybody_sums` that every member sums all cells from whole contributions, so that no results
+    travel (R8).
+    Audits (R10) need the class of the own `device`, and how many vectors beside the weights an
+    inner state has: `moments`, AdamW's two; and how many cells it has behind them, the `tail`.
+    `rare` says when a simulated node takes a rare branch; `without` are defences that a test
+    switches off, to see what an attack does there: "bans", "words" of voters, "slots" that belong
+    to one round, "inclusion" of whoever belongs in a LIST. A liar stands by its work without
+    "retract". `derived` is there in a simulated world that works out once for all nodes what
+    follows from seals; None: each does by itself. `bend` is what a liar signs in a slot in place of
+    what it should (`node.plane.hooks.NodeHooks.said`).
+    """
+
+    trust: str
+    fragment_cells: tuple[int, ...]
+    clock: rosters.ClockRules
+    deadline_floor_s: float
+    deadline_cap_s: float
+    relayed_s: float = 0.0
+    survive: str = "quorum"
+    grace_s: float = 3.0
+    wait_seats: int = 0
+    wait_seats_s: float = 12.0
+    uses_gram: bool = False
+    cell_sizes: CellSizes = NO_CELLS
+    audits: AuditSpec = NO_AUDITS
+    everybody_sums: bool = False
+    device: str = ""
+    moments: int = MOMENTS
+    tail: int = 1
+    without: frozenset[str] = frozenset()
+    rare: Rare = field(default=never, compare=False, repr=False)
+    derived: Derived | None = field(default=None, compare=False, repr=False)
+    bend: Callable[[Slot, Body], Body] = field(default=as_it_is, compare=False, repr=False)
+
+    @property
+    def may_branch(self) -> bool:
+        """Whether rounds may be sealed provisionally."""
+        return self.trust == "friends" and self.survive == "any"
+
+    def num_cells(self, round_index: int) -> int:
+        """Cells of the fragment that a round is about: r mod F (R5)."""
+        return self.fragment_cells[round_index % len(self.fragment_cells)]
+
+    @classmethod
+    def from_manifest(
+        cls, manifest: RunManifest, shard: int, *, uses_gram: bool, cell_sizes: CellSizes
+    ) -> "RoundConfig":
+        """The law of the run, with no local taste (see `node.holdings.states.round_config`)."""
+        return cls(
+            trust=manifest.trust,
+            fragment_cells=manifest.layout(shard).fragment_cells,
+            clock=rosters.ClockRules.from_manifest(manifest),
+            deadline_floor_s=manifest.timing.deadline_floor_s,
+            deadline_cap_s=manifest.timing.deadline_cap_s,
+            relayed_s=BEATS_TO_RELAY * manifest.timing.heartbeat_s,
+            survive=manifest.survive,
+            grace_s=manifest.timing.suspect_s,
+            uses_gram=uses_gram,
+            cell_sizes=cell_sizes,
+            audits=manifest.audits,
+            everybody_sums=manifest.outer.everybody_sums,
+        )
