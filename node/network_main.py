@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from node.daemon.assembly import Node
+from node.daemon.network_child import JOIN_VARIABLE, take_from_environment
 from node.daemon.running import RunContext, run_node
 from node.peers.departure import Departure
-from node.peers.join_variable import JOIN_VARIABLE, take_from_environment
 from node.peers.joining import join_run, parse_target
 from node.peers.neighbours import look_around, says_so
 from node.plane.hooks import NodeHooks, hooks_named

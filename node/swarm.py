@@ -24,8 +24,7 @@ from typing import TYPE_CHECKING, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from node.daemon.network_child import NOTHING_MORE, NetworkChild
-from node.peers.join_variable import JOIN_VARIABLE
+from node.daemon.network_child import JOIN_VARIABLE, NOTHING_MORE, NetworkChild
 from node.reporting.shown import shown
 from node.state.config import LISTEN_DEFAULT
 from node.state.folder import default_state

@@ -13,8 +13,8 @@ class Work:
     """What audits run again (R10): the inner state as a hash chain, through a round and across
     rounds.
 
-    `onion` is the sender's layer for this round (`protocol.auditing.onions`), `device` its class:
-    equal classes compute equal bits. `trace` has the roots of the states at the ends of all
+    `onion` is the sender's layer for this round, `device` its class (`protocol.auditing`): equal
+    classes compute equal bits. `trace` has the roots of the states at the ends of all
     segments, the one that training began with first. `before` and `after` are roots of what goes
     from round to round beside weights and residual: the moments, EMPTY_ROOT of none.
     """

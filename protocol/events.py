@@ -437,7 +437,7 @@ class Resync:
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A peer broke the protocol; `reason` is for the log, the strike for `protocol.core.strikes`.
+    """A peer broke the protocol; `reason` is for the log, the strike for `protocol.core.budgets`.
     Of what costs it its turn already there is none."""
 
     peer: PeerId

@@ -259,7 +259,7 @@ class AuditSpec:
     fuller, and who bends one segment alone is found later.
 
     Those whose training nobody can run again, for too few voters are of their device class, weigh
-    at most the share `unaudited` of a round together (`protocol.rounds.unaudited`); 1 caps
+    at most the share `unaudited` of a round together (`protocol.rounds.ramp`); 1 caps
     nobody.
     """
 

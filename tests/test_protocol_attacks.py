@@ -22,7 +22,7 @@ from dht.kademlia.records import sign_record
 from dht.kademlia.routing import Contact, RoutingTable
 from dht.kademlia.storage import StoreBounds
 from dht.reaching.inbound_places import Guest, InboundPlaces
-from node.peers.address_book import KNOWN_MAX, AddressBook
+from node.peers.dialling import KNOWN_MAX, AddressBook
 from protocol import limits
 from protocol.entry_kinds import Accusation
 from protocol.errors import ProofError

@@ -8,7 +8,7 @@ import typer
 
 from node.commands.app import app, print_json
 from node.processes.interrupts import end_at_once, end_now, handling
-from node.state.usual_place import shown_state
+from node.state.ownership import shown_state
 
 if TYPE_CHECKING:
     from node.peers.public_runs import PublicRun

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperGroup
 
-from node.state.usual_place import shown_state
+from node.state.ownership import shown_state
 
 StateOption = Annotated[
     Path | None,

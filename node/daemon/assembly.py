@@ -24,12 +24,10 @@ from node.peers.dialling import KnownProgress
 from node.peers.entry_exchange import EntryExchange, EntryParts
 from node.peers.links import Links
 from node.peers.two_histories import check_history
-from node.plane.checkpoint_source import checkpoint_finder
-from node.plane.gathered import Gathered
+from node.plane.bulk_queue import LineLimits
+from node.plane.gathered import Gathered, PartialCells
 from node.plane.hooks import NodeHooks
-from node.plane.line_limits import LineLimits
-from node.plane.partial_cells import PartialCells
-from node.plane.served import Served
+from node.plane.served import Served, checkpoint_finder
 from node.plane.state_streams import StateParts
 from node.plane.work_desk import WorkDesk
 from node.processes.heap import give_back_free_memory

@@ -17,18 +17,16 @@ import trio
 
 from node.holdings.batch import batch_of
 from node.holdings.checkpoints import Checkpoints
-from node.holdings.journal import Journal
+from node.holdings.journal import Journal, WriteAhead
 from node.holdings.recovery import take_state
 from node.holdings.shard_store import ShardStore, State
-from node.holdings.write_ahead import WriteAhead
 from node.peers.banning import Accuse, Banning
 from node.peers.links import Links
 from node.peers.two_histories import keep_two_histories, two_histories_text
 from node.plane import bulk
+from node.plane.bulk import check_seat, seat_proven
 from node.plane.bulk_streams import BulkStreams
 from node.plane.hooks import NodeHooks
-from node.plane.seat_checks import check_seat
-from node.plane.seat_proof import seat_proven
 from node.plane.state_streams import StateParts
 from node.reporting.narrator import Narrator
 from node.reporting.trace_file import NodeTrace, untraced

@@ -196,3 +196,11 @@ def _leave_all_to_parent() -> None:
 
 if sys.platform != "win32":
     os.register_at_fork(after_in_child=_leave_all_to_parent)
+
+
+JOIN_VARIABLE = "BARNRAISE_JOIN"
+
+
+def take_from_environment() -> str | None:
+    """The link that this process was started with; its own children do not get it."""
+    return os.environ.pop(JOIN_VARIABLE, None)

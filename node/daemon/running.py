@@ -20,14 +20,12 @@ from node.daemon.assembly import Machinery, Node, assemble
 from node.daemon.driver import Driver
 from node.daemon.entry import FirstPeers
 from node.peers.departure import Departure
-from node.peers.handing_over import HAND_OVER_S_MAX, HandingOver
 from node.peers.invite import InviteSeal, invite_link, invite_to
-from node.peers.lingering import Lingering
-from node.peers.links import CONTROL_PROTOCOL, Links
+from node.peers.leaving import HAND_OVER_S_MAX, HandingOver, Lingering
+from node.peers.links import CONTROL_PROTOCOL, Links, probe
 from node.peers.listening import full_addresses, listening
 from node.peers.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
 from node.peers.neighbours import Neighbourhood, Neighbours, says_so
-from node.peers.probing import probe
 from node.peers.public_runs import keep_said
 from node.plane.bulk_streams import BULK_PROTOCOL
 from node.state.config import NodeConfig

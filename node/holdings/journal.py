@@ -15,18 +15,67 @@ import errno
 import logging
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from node.holdings.journal_records import certificates_of, is_signed_unlogged, messages_of
+import trio
+
 from node.holdings.receipts import RECEIPTS_FILE, ReceiptLog
 from node.holdings.record_log import PackRecord, RecordLog
 from node.holdings.results import Placed, ReadBack, ResultFiles
 from node.holdings.set_aside import keep_log
+from protocol import limits
+from protocol.errors import DecodeError
 from protocol.identity import PeerId
-from protocol.messages import SealCertificate, SealValue, SignedMessage
+from protocol.messages import SealCertificate, SealValue, SignedMessage, decode_message
 from protocol.rounds.credit import Folded
+from protocol.wire import decode
 from training.files.durable import SYSTEM_FILES, Files
+
+
+def messages_of(records: Iterable[bytes]) -> list[SignedMessage]:
+    """The messages in the records, up to the first that is none."""
+    messages = []
+    for record in records:
+        try:
+            messages.append(decode_message(record)[0])
+        except DecodeError as error:
+            logger.warning("slot record skipped reason=%s", error)
+            break
+    return messages
+
+
+def certificates_of(records: Iterable[bytes], *, first: int | None = 1) -> list[SealCertificate]:
+    """Certificates of round `first` and those behind it, up to the first that does not follow."""
+    chain: list[SealCertificate] = []
+    for record in records:
+        try:
+            certificate = decode(SealCertificate, record, max_bytes=limits.CONTROL_FRAME_BYTES_MAX)
+        except DecodeError as error:
+            logger.warning("chain record skipped reason=%s", error)
+            break
+        if first is not None and certificate.value.round != first + len(chain):
+            break
+        chain.append(certificate)
+    return chain
+
+
+def is_signed_unlogged(
+    me: PeerId, chain: Sequence[SealCertificate], messages: Sequence[SignedMessage]
+) -> bool:
+    """Whether the chain's last seal rests on a SEAL of ours, and the log ends before its round.
+
+    A crash may have left the chain without the signatures that were to be logged behind it, which
+    are of one round. What was signed in the round before is then there.
+    """
+    if not chain or chain[-1].value.round == 1:
+        return False
+    last = chain[-1]
+    if any(message.slot.round >= last.value.round - 1 for message in messages):
+        return False
+    return any(message.sender == me for message in messages_of(last.seals))
+
 
 logger = logging.getLogger(__name__)
 
@@ -381,3 +430,55 @@ class FileJournal:
         self._receipts.close()
         if self._branch is not None:
             self._branch.close()
+
+
+SMALL_BYTES = 64 * limits.KIB
+"""Cells below it come with small models, whose results are one short write."""
+
+BATCH_BYTES = 8 * limits.MIB
+"""What is written in one go: a cell at a time would be a step to a thread and back for each, and
+who keeps the result waits for a batch that is under way."""
+
+
+class WriteAhead:
+    """For one driver. `run` writes what was offered; the cells are in the store anyway."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._result: tuple[int, bytes] | None = None
+        self._waiting: list[Placed] = []
+        self._waiting_bytes = 0
+        self._is_due = trio.Event()
+
+    def offer(self, round_index: int, digest: bytes, cells: Sequence[Placed]) -> None:
+        """Cells of a result that are here; what waits of another one is not written any more."""
+        if self._result != (round_index, digest):
+            self._result = round_index, digest
+            self._take()
+        large = [place for place in cells if len(place[1]) >= SMALL_BYTES]
+        self._waiting += large
+        self._waiting_bytes += sum(len(payload) for _, payload in large)
+        if self._waiting_bytes >= BATCH_BYTES:
+            self._is_due.set()
+
+    def _take(self) -> list[Placed]:
+        batch, self._waiting, self._waiting_bytes = self._waiting, [], 0
+        return batch
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            await self._is_due.wait()
+            self._is_due = trio.Event()
+            batch = self._take()
+            if batch and self._result is not None:
+                write = partial(self._journal.write_ahead, *self._result, batch)
+                await trio.to_thread.run_sync(write)
+
+    async def keep(
+        self, round_index: int, digest: bytes, cells: Sequence[bytes], roots: Sequence[bytes]
+    ) -> None:
+        """Until the result is on the disk; `roots` are its cells'. Raises OSError."""
+        self._take()  # They are among the cells.
+        keep = partial(self._journal.keep_result, round_index, digest, cells, roots)
+        await trio.to_thread.run_sync(keep)

@@ -17,10 +17,17 @@ from threading import RLock
 import numpy as np
 from blake3 import blake3
 
-from node.holdings.cell_memory import CellMemory
 from node.holdings.outer_step import OuterStepping, StepRules, step_over
-from node.holdings.result_cells import ReadBack, ResultCells
-from node.holdings.states import NO_STATE, finished, foreseen, make_state, wire_view
+from node.holdings.states import (
+    NO_STATE,
+    CellMemory,
+    ReadBack,
+    ResultCells,
+    finished,
+    foreseen,
+    make_state,
+    wire_view,
+)
 from node.holdings.states import Item as Item
 from node.holdings.states import State as State
 from node.holdings.states import StateRoots as StateRoots

@@ -10,9 +10,10 @@ what the driver sends is queued per peer, and a peer that does not drain its que
 import logging
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Annotated, Protocol
 
 import trio
 
@@ -22,17 +23,21 @@ from dht.reaching.circuits import may_be_dialled
 from dht.reaching.dial_memory import DialMemory
 from dht.reaching.scopes import PrivateAddresses, told_in_records, told_to_members
 from node.peers.access import Access
-from node.peers.address_book import KNOWN_MAX, AddressBook
-from node.peers.announcement import Announcement
-from node.peers.dialling import Dial, DialContext, DialDecider, KnownProgress, Worth
+from node.peers.dialling import (
+    KNOWN_MAX,
+    AddressBook,
+    Dial,
+    DialContext,
+    DialDecider,
+    KnownProgress,
+    Worth,
+    pause_s,
+)
 from node.peers.handshake import shake_hands
-from node.peers.retrying import pause_s
-from node.peers.twins import TWIN, Twins
 from node.state.config import PeerAddress
 from protocol import events as ev
 from protocol import limits
-from protocol.core.budgets import Budgets, cost_s
-from protocol.core.strikes import Strikes
+from protocol.core.budgets import Budgets, Strikes, cost_s
 from protocol.errors import (
     BarnraiseError,
     DecodeError,
@@ -47,7 +52,71 @@ from protocol.identity import PeerId, Signer, short_id
 from protocol.join_puzzle import is_solved
 from protocol.manifest import SignedManifest
 from protocol.transport import Stream, Transport
-from protocol.wire import decode, encode
+from protocol.wire import Size, decode, encode
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """What a node says under its run's topic: where it listens, and the work that it has done."""
+
+    addresses: Annotated[
+        tuple[Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)], ...],
+        Size(0, limits.ADDRESSES_PER_PEER_MAX),
+    ]
+    work: Annotated[bytes, Size(0, limits.JOIN_WORK_BYTES)] = b""
+    """A member's solution of the run's join puzzle, if the run has one: what shows that the writer
+    has to do with the run. Empty for others."""
+
+
+TWIN = (
+    "another node runs with this one's identity, and was there before: one of the two must stop. "
+    "Was the state folder copied? Give this machine a folder of its own with --state, or stop the "
+    "other node"
+)
+"""What the later one is told, and what its peers send it."""
+
+TOLD_S = 120.0
+"""For so long the later one is refused, and a peer's word is remembered."""
+
+PEERS_MAX = 4096
+"""Of which starts are remembered; the one heard longest ago is forgotten."""
+
+
+@dataclass(slots=True)
+class _Heard:
+    last: int
+    before: set[int] = field(default_factory=set)
+    later: int = -1
+    until_s: float = 0.0
+
+
+class Twins:
+    """Starts that peers speak of. Times are monotonic seconds, starts others' milliseconds."""
+
+    def __init__(self) -> None:
+        self._heard: dict[PeerId, _Heard] = {}
+        self._told_s: dict[PeerId, float] = {}
+
+    def hear(self, peer: PeerId, start: int, now_s: float) -> bool:
+        """A hello of that start is here: whether it is the later of two that both run."""
+        heard = self._heard.pop(peer, None) or _Heard(start)
+        self._heard[peer] = heard
+        while len(self._heard) > PEERS_MAX:
+            del self._heard[next(iter(self._heard))]
+        if start != heard.last:
+            if start in heard.before:
+                heard.later, heard.until_s = max(start, heard.last), now_s + TOLD_S
+            heard.before = {heard.last} | (heard.before & {start, heard.later})
+            heard.last = start
+        return start == heard.later and now_s < heard.until_s
+
+    def told_by(self, peer: PeerId, others: Collection[PeerId], now_s: float) -> bool:
+        """That peer says that we are the later one: whether to believe it, `others` being whom
+        else we are linked to."""
+        self._told_s[peer] = now_s
+        self._told_s = {one: at for one, at in self._told_s.items() if now_s - at < TOLD_S}
+        return 2 * len(self._told_s) > len({*others, *self._told_s})
+
 
 logger = logging.getLogger(__name__)
 
@@ -514,3 +583,29 @@ class Links:
             logger.debug("write ended peer=%s reason=%s", short_id(stream.peer), error)
         # Our queue was closed or the peer is gone: end the reader too.
         scope.cancel()
+
+
+class Prober(Protocol):
+    """The part of the transport that looks."""
+
+    def connected(self) -> tuple[PeerId, ...]:
+        """Peers with an open connection."""
+        ...
+
+    async def is_gone(self, peer: PeerId, addresses: Sequence[str]) -> bool:
+        """Whether a peer's own system says that nothing listens there any more."""
+        ...
+
+
+async def probe(
+    transport: Prober,
+    links: Links,
+    peer: PeerId,
+    tell: Callable[[ev.CoreEvent | ev.Fault], Awaitable[None]],
+) -> None:
+    """Tell the core if a peer whose connection broke is gone. Only linked and known ones matter."""
+    addresses = links.addresses(peer)
+    if not addresses or not await transport.is_gone(peer, addresses):
+        return
+    if peer not in transport.connected() and peer not in links.linked():
+        await tell(ev.Unlinked(peer, is_gone=True))

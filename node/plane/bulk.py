@@ -3,16 +3,24 @@
 Synchronous and without I/O; `node.daemon.driver` and the simulator's world both use it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
+
+import trio
 
 from node.holdings.shard_store import Item, ShardStore
 from node.plane.hooks import NodeHooks
 from protocol.core.node_core import NodeCore
-from protocol.errors import LimitError, ProofError
-from protocol.events import ListEntry, Measure, Push, Reduce
+from protocol.errors import BarnraiseError, LimitError, ProofError
+from protocol.events import CheckSeat, ListEntry, Measure, Push, Reduce, SeatChecked, SeatProven
 from protocol.frames import Bulk, BulkHeader
+from protocol.identity import PeerId
+from protocol.join_puzzle import solve
+from protocol.manifest import RunManifest
 from protocol.rounds.agreed import ResultPlace, result_place
 from protocol.rounds.round_view import RoundView
 from protocol.segments import work_cell_bytes
@@ -251,3 +259,97 @@ def summing(
         return partial(hooks.measuring(store), rows.entries, **span)
     reducing = hooks.reducing(store)
     return partial(reducing, action.list_digest, rows.entries, **span, grams=action.grams)
+
+
+TOGETHER_MAX = 8
+"""In one trip, each of a cell or of some that came together. Sums and steps wait that long for the
+worker: some milliseconds."""
+
+
+class Compute(Protocol):
+    """Runs work in a worker thread; not to be left before it is through once it began."""
+
+    def __call__(self, work: Callable[[], None], /) -> Awaitable[None]:
+        """Until it is through."""
+        ...
+
+
+@dataclass(slots=True, eq=False)
+class _Due:
+    work: Callable[[], None]
+    is_done: bool = False
+    error: BarnraiseError | None = None
+
+
+class Checks:
+    """Those of one node, first come, first served."""
+
+    def __init__(self, compute: Compute) -> None:
+        self._compute = compute
+        self._due: deque[_Due] = deque()
+        self._turn = trio.Lock()
+
+    async def run(self, check: Callable[[], None]) -> None:
+        """Until this check is done; raises its BarnraiseError. Cancelled before, it is not done.
+
+        Any other error is a bug, and comes out of whichever of the checks took it along.
+        """
+        due = _Due(check)
+        self._due.append(due)
+        try:
+            # Whoever has the turn goes for all that are due by the time when the worker is free.
+            await self._take_turn()
+            try:
+                if not due.is_done:
+                    await self._compute(self._work_off)
+            finally:
+                self._turn.release()
+        finally:
+            if not due.is_done:
+                with suppress(ValueError):  # It is being done.
+                    self._due.remove(due)
+        if due.error is not None:
+            raise due.error
+
+    async def _take_turn(self) -> None:
+        """As a rule it is nobody's, and then it takes no step of the loop."""
+        try:
+            self._turn.acquire_nowait()
+        except trio.WouldBlock:
+            await self._turn.acquire()
+
+    def _work_off(self) -> None:
+        for _ in range(TOGETHER_MAX):
+            try:
+                due = self._due.popleft()
+            except IndexError:  # Cancelled meanwhile, in the loop.
+                return
+            try:
+                due.work()
+            except BarnraiseError as error:
+                due.error = error  # Whoever waits for it raises it.
+            due.is_done = True
+
+
+SeatCompute = Callable[[Callable[[], bytes]], Awaitable[bytes]]
+
+
+async def check_seat(
+    core: NodeCore, store: ShardStore, compute: SeatCompute, action: CheckSeat
+) -> SeatChecked:
+    """What came of a proof; the core asks for one after the other."""
+    peer, basis, expected = action.peer, action.basis, b""
+    on = core.machine.standing.on(basis)
+    if on is not None:
+        root = on.head.root
+        expected = await compute(lambda: store.seat_proof(peer, basis, root))
+    return SeatChecked(peer, basis, expected == action.proof if expected else None)
+
+
+def seat_proven(manifest: RunManifest, store: ShardStore, me: PeerId, basis: bytes) -> SeatProven:
+    """The proof of the state of `basis`; the first time the puzzle takes its seconds of one core.
+
+    Called in a worker thread.
+    """
+    work = solve(manifest.digest, me, manifest.admission.puzzle_bits)
+    return SeatProven(basis, store.seat_proof(me, basis), work)

@@ -6,9 +6,12 @@ first.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 
+import trio
+
+from dht.reaching.token_bucket import TokenBucket
 from protocol import limits
 from protocol.events import Push
 from protocol.frames import Bulk
@@ -229,3 +232,121 @@ class Meter:
         num_bytes, sent_s = self._pieces.popleft()
         self.under_way -= num_bytes
         self._pace.took(num_bytes, now_s - sent_s)
+
+
+BURST_S = 0.25
+"""Unused rate of so long may go at once: within ten seconds that is 2.5 % more than was set."""
+
+SLACK_S = 10.0
+"""What a transfer that waits for its turn is given beyond its wait."""
+
+Pause = Callable[[int, trio.CancelScope], Awaitable[None]]
+"""Waits until so many bytes may go; the deadline of the transfer's scope waits with it."""
+
+
+class LineLimits:
+    """Bytes per second up and down, for all transfers together; 0 sets no limit.
+
+    What is received is answered late, and so the sender, which has no more under way than came
+    through in good time, keeps to the limit of the taker.
+    """
+
+    def __init__(self, up_bytes_per_s: float = 0.0, down_bytes_per_s: float = 0.0) -> None:
+        self._is_up_limited = up_bytes_per_s > 0.0
+        self._up = TokenBucket(up_bytes_per_s, now_s=0.0, burst_s=BURST_S)
+        self._down = TokenBucket(down_bytes_per_s, now_s=0.0, burst_s=BURST_S)
+
+    def turn(self, before: Pause | None) -> Pause | None:
+        """What each piece of a transfer waits for, after a pause of its own kind; None: nothing."""
+        if not self._is_up_limited:
+            return before
+
+        async def both(num_bytes: int, scope: trio.CancelScope) -> None:
+            if before is not None:
+                await before(num_bytes, scope)
+            await self.before_sending(num_bytes, scope)
+
+        return both
+
+    async def before_sending(self, num_bytes: int, scope: trio.CancelScope) -> None:
+        """Wait until so many bytes may go; the transfer's `scope` waits with it."""
+        await _wait(self._up, num_bytes, scope)
+
+    async def after_receiving(self, num_bytes: int, scope: trio.CancelScope) -> None:
+        """Wait as long as so many bytes take on the line that the owner allows."""
+        await _wait(self._down, num_bytes, scope)
+
+
+async def _wait(bucket: TokenBucket, num_bytes: int, scope: trio.CancelScope) -> None:
+    now_s = trio.current_time()
+    delay_s = bucket.delay_s(num_bytes, now_s)
+    if delay_s:
+        scope.deadline = now_s + delay_s + SLACK_S
+        await trio.sleep(delay_s)
+
+
+YIELD_TIMES = 9
+"""Beside parts and results on the move a state gets a tenth of the time. Not nothing: on slow lines
+they move all the time, and nobody could ever join."""
+
+YIELD_S_MAX = 3.0
+"""A joiner that hears nothing for long gives a source up."""
+
+
+class Throttle:
+    """What a node sends to joiners, to all of them together.
+
+    While parts or results move, each piece is followed by a pause of some times as long as the
+    piece took: nearly all of the line is theirs.
+    """
+
+    def __init__(self, bytes_per_s: float, *, now_s: float) -> None:
+        self._all = TokenBucket(bytes_per_s, now_s=now_s)
+        self._free_s = now_s
+
+    def delay_s(
+        self, num_bytes: int, *, took_s: float, is_round_moving: bool, now_s: float
+    ) -> float:
+        """The pause before the next piece; `took_s` is how long the one before was on its way."""
+        begins_s = now_s
+        if is_round_moving:
+            begins_s = max(now_s, self._free_s) + min(YIELD_TIMES * took_s, YIELD_S_MAX)
+            self._free_s = begins_s
+        return max(begins_s - now_s, self._all.delay_s(num_bytes, now_s))
+
+
+SAMPLE_BYTES = 1 << 20
+"""Of less, delays and schedulers are most of what is measured: nothing is said of it."""
+
+SAMPLES_KEPT = 8
+
+
+class Uplink:
+    """Watches the transfers of parts and results of one node. Seconds of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._num_open = 0
+        self._began_s = 0.0
+        self._bytes = 0
+        self._is_whole = True
+        self._samples: deque[float] = deque(maxlen=SAMPLES_KEPT)
+
+    @property
+    def mbit(self) -> float | None:
+        """Megabits per second; None while too little is known."""
+        return max(self._samples, default=None)
+
+    def began(self, now_s: float) -> None:
+        """A transfer begins."""
+        if not self._num_open:
+            self._began_s, self._bytes, self._is_whole = now_s, 0, True
+        self._num_open += 1
+
+    def ended(self, num_bytes: int | None, now_s: float) -> None:
+        """It is over, and its taker has so many bytes; None where nobody knows how many."""
+        self._num_open -= 1
+        self._is_whole &= num_bytes is not None
+        self._bytes += num_bytes or 0
+        took_s = now_s - self._began_s
+        if not self._num_open and self._is_whole and self._bytes >= SAMPLE_BYTES and took_s > 0.0:
+            self._samples.append(8e-6 * self._bytes / took_s)

@@ -15,10 +15,9 @@ from typing import Protocol, TypeVar
 import trio
 
 from node.holdings.shard_store import Item, State
+from node.plane.bulk_queue import LineLimits, Pause, Throttle
 from node.plane.gathered import Gathered, WrongStep
-from node.plane.line_limits import LineLimits, Pause
 from node.plane.served import CellSource, Served
-from node.plane.throttle import Throttle
 from node.plane.work_desk import WorkDesk
 from protocol import events as ev
 from protocol import limits

@@ -4,7 +4,7 @@ What a cell is decoded, summed and stepped in is a mebibyte each time, and glibc
 back to the system as soon as they are free: the next one is new pages, each a fault and a page of
 zeros. Averaging 20 million float32 spent two fifths of its processor time in the system that way.
 Here freed blocks are kept for the next one. What stays for a round, the cells themselves, has
-memory of its own (`node.holdings.cell_memory`).
+memory of its own (`node.holdings.states`).
 """
 
 import ctypes

@@ -16,7 +16,7 @@ from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundView
 
 if TYPE_CHECKING:
-    from protocol.catching_up.progress import Progress
+    from protocol.catching_up.catchup import Progress
 
 logger = logging.getLogger(__name__)
 

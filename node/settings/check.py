@@ -21,9 +21,7 @@ from node.settings.run_file import (
 from node.settings.topology import BUTTERFLY, GATHER, other_than
 from node.trainers.pace import COVER, SHARE
 from protocol import limits
-from protocol.auditing.audit_access import FETCHED_WITHIN
-from protocol.auditing.audit_draw import SUSPECT_RATE
-from protocol.auditing.audit_rounds import ROUNDS_KEPT
+from protocol.auditing.audit_rounds import FETCHED_WITHIN, ROUNDS_KEPT, SUSPECT_RATE
 from protocol.errors import ConfigError
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest

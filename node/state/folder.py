@@ -2,7 +2,7 @@
 
 identity.key  node.toml  known_peers.json  port  lock
 runs/<digest12>/  manifest.msgpack  run.toml  founded.json  unsigned (founders)  node.log  ...
-                  set-aside/ (what a damaged disk would lose, `node.holdings.set_aside`)
+                  set-aside/ (what a damaged disk would lose, `node.holdings.checkpoints`)
 """
 
 import os
@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from node.state.ownership import check_folder
-from node.state.usual_place import default_state as default_state
+from node.state.ownership import default_state as default_state
 from protocol.errors import ConfigError
 from training.files.durable import fsync_folder, make_folder_durably
 

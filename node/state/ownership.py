@@ -13,6 +13,8 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+import platformdirs
+
 from protocol.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -97,3 +99,15 @@ def _has_rights(folder: Path) -> bool:
 def _warn(words: str) -> None:
     """Once in a process, wherever warnings go."""
     logger.warning("%s", words)
+
+
+def default_state() -> Path:
+    """The system's place for user data."""
+    return Path(platformdirs.user_data_dir("barnraise", appauthor=False))
+
+
+def shown_state(within: str = "") -> str:
+    """That place, or a folder in it, as people write it."""
+    path = default_state() / within
+    home = Path.home()
+    return str(Path("~") / path.relative_to(home)) if path.is_relative_to(home) else str(path)

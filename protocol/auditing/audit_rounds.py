@@ -1,17 +1,79 @@
 """The last sealed rounds, as audits need them: COMMITs that count, what their senders inherited,
-and what was said of them. Pure."""
+and what was said of them. Pure.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from blake3 import blake3
+
 from protocol import limits
-from protocol.auditing.onions import beacon, follows
 from protocol.grid import EMPTY_ROOT
-from protocol.identity import PeerId
+from protocol.identity import PeerId, Signer
 from protocol.leases import Lease
-from protocol.messages import Commit, SealValue, SignedMessage, Slot, Verdict
+from protocol.manifest import AdmissionSpec, AuditSpec
+from protocol.messages import Commit, Outcome, SealValue, SignedMessage, Slot, Verdict
 from protocol.rounds import roster as rosters
+from protocol.rounds.ramp import parts
 from protocol.rounds.round_view import RoundView
+
+_ONION_DOMAIN = b"barnraise/onion/1"
+_BEACON_DOMAIN = b"barnraise/beacon/1"
+
+LAYERS = 4096
+"""Of one secret; the next one begins where they end, with nothing that binds it: in one round of so
+many a voter may choose its layer."""
+
+GAP_MAX = 64
+"""So many rounds may lie between two layers of a peer; whoever was away for longer begins anew."""
+
+
+def _under(layer: bytes) -> bytes:
+    return blake3(_ONION_DOMAIN + layer).digest()
+
+
+class Onion:
+    """The own one. The secret follows from the key, so that a restart goes on with it."""
+
+    def __init__(self, signer: Signer, run: bytes) -> None:
+        self._secret = blake3(_ONION_DOMAIN + signer.sign(_ONION_DOMAIN + run)).digest()
+        self._turn = -1
+        self._layers: list[bytes] = []
+
+    def layer(self, round_index: int) -> bytes:
+        """What the COMMIT of that round shows."""
+        turn, place = divmod(round_index, LAYERS)
+        if turn != self._turn:
+            layers = [blake3(self._secret + turn.to_bytes(8, "big")).digest()]
+            while len(layers) < LAYERS:
+                layers.append(_under(layers[-1]))
+            self._turn, self._layers = turn, layers[::-1]
+        return self._layers[place]
+
+
+def follows(layer: bytes, round_index: int, known: tuple[int, bytes] | None) -> bool:
+    """Whether a layer is what its sender was bound to by an earlier one, of that round."""
+    if known is None or known[0] // LAYERS != round_index // LAYERS:
+        return True
+    gap = round_index - known[0]
+    if not 0 < gap <= GAP_MAX:
+        return gap > GAP_MAX
+    for _ in range(gap):
+        layer = _under(layer)
+    return layer == known[1]
+
+
+def beacon(run: bytes, round_index: int, layers: Sequence[tuple[PeerId, bytes]]) -> bytes:
+    """What the layers of a round's voters hash to, ascending by sender."""
+    head = _BEACON_DOMAIN + run + round_index.to_bytes(8, "big")
+    return blake3(head + b"".join(peer + layer for peer, layer in sorted(layers))).digest()
+
+
+def share(beacon_of_round: bytes, *parts: bytes) -> float:
+    """A number from 0 to below 1 that the beacon draws for these parts."""
+    drawn = blake3(beacon_of_round + b"".join(parts)).digest()[:7]
+    return int.from_bytes(drawn, "big") / (1 << 56)
+
 
 ROUNDS_KEPT = 8
 """An audit is drawn one seal behind its round, and over some four later."""
@@ -163,3 +225,128 @@ class Rounds:
         if known is not None:
             return (known, NOTHING)
         return (NOTHING,) if self._is_whole else ()
+
+
+SUSPECT_RATE = 0.5
+"""Audits per contribution of a sender that is new, or that stands out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """By which law; whom signals name; who is barred already, and needs no audit."""
+
+    law: AuditSpec
+    admission: AdmissionSpec
+    suspected: frozenset[PeerId] = frozenset()
+    barred: frozenset[PeerId] = frozenset()
+
+
+def drawn(draw: Drawn, on: AuditedRound, beacon: bytes, me: PeerId) -> Iterator[tuple[bytes, int]]:
+    """COMMITs of a round and the segments of each that this node is to run again: the encoding, and
+    of its own class one of training."""
+    seats = {seat.peer: seat for seat in on.named.roster.seats}
+    for message, commit in on.listed():
+        peer = message.sender
+        if peer in draw.barred:
+            continue
+        is_new = parts(seats[peer], draw.admission) < max(1, draw.admission.ramp)
+        rate = draw.law.rate
+        if is_new or peer in draw.suspected:
+            rate = max(rate, SUSPECT_RATE)
+        if _meets(on, beacon, me, peer, rate):
+            yield message.digest, draw.law.segments  # Any class encodes alike.
+            if on.class_of(me) == commit.work[0].device:
+                yield message.digest, _segment(beacon, me, peer, draw.law)
+
+
+def may_accuse(
+    law: AuditSpec, on: AuditedRound, beacon: bytes, accuser: PeerId, key: tuple[bytes, int]
+) -> bool:
+    """Whether the beacon may have drawn somebody for that segment, whatever its signals said: else
+    a liar would make all voters run all segments of everybody."""
+    peer = on.commits[key[0]][0].sender
+    is_drawn = _meets(on, beacon, accuser, peer, max(law.rate, SUSPECT_RATE))
+    return is_drawn and key[1] in (law.segments, _segment(beacon, accuser, peer, law))
+
+
+def _meets(on: AuditedRound, beacon: bytes, auditor: PeerId, peer: PeerId, rate: float) -> bool:
+    """Whether that voter, whose work is listed as well, looks at the work of that peer."""
+    auditors = [v for v in on.named.roster.voters if v != peer and on.class_of(v)]
+    is_one = auditor in auditors
+    return is_one and share(beacon, b"who", auditor, peer) < rate / len(auditors)
+
+
+def _segment(beacon: bytes, auditor: PeerId, peer: PeerId, law: AuditSpec) -> int:
+    return int(share(beacon, b"segment", auditor, peer) * law.segments)
+
+
+FETCHED_WITHIN = 2
+"""Seals behind that which draws, at which a state is asked for at the latest; of those called in by
+a VERDICT later, but then somebody is accused."""
+
+Key = tuple[bytes, int]
+"""COMMIT digest and segment."""
+
+
+def is_accused(rounds: Rounds, law: AuditSpec, on: AuditedRound, key: Key) -> bool:
+    """Whether somebody calls it wrong who was drawn for it: to be asked again once the seal is here
+    that drew."""
+    behind = rounds.at(on.round + 1)
+    return behind is not None and any(
+        verdict.outcome is not Outcome.RIGHT and may_accuse(law, on, behind.beacon, peer, key)
+        for peer, (_, verdict) in on.words.get(key, {}).items()
+    )
+
+
+def may_see(rounds: Rounds, law: AuditSpec, me: PeerId, peer: PeerId, subject: bytes) -> bool:
+    """Whether a peer may be shown that state or residual by this node."""
+    about = [
+        (message.sender == me, on, (message.digest, segment))
+        for on in rounds.judged()
+        for message, commit in on.listed()
+        for segment in _segments_of(commit, subject, law.segments)
+    ]
+    has_made = any(is_own for is_own, _, _ in about)
+    for is_own, on, key in about:
+        behind = rounds.at(on.round + 1)
+        if behind is None or (has_made and not is_own):
+            continue
+        if is_own and may_accuse(law, on, behind.beacon, peer, key):
+            return True
+        if peer in on.named.roster.voter_set and is_accused(rounds, law, on, key):
+            return True
+    return False
+
+
+def closed_rounds(rounds: Rounds, law: AuditSpec, me: PeerId) -> tuple[int, ...]:
+    """The rounds of which nobody may be shown this node's work any more.
+
+    None before its beacon is known; then those whom it may have drawn have two seals to fetch what
+    they were drawn for, and one more in which they may be behind. Who is called in by a VERDICT
+    comes later, and then somebody is accused.
+    """
+    found = []
+    for on in rounds.judged():
+        behind, newest = rounds.at(on.round + 1), rounds.newest
+        if behind is None or newest is None:
+            continue
+        own = [message.digest for message, _ in on.listed() if message.sender == me]
+        keys = [(commit, segment) for commit in own for segment in range(law.segments + 1)]
+        is_drawn = any(
+            may_accuse(law, on, behind.beacon, voter, key)
+            for key in keys
+            for voter in on.named.roster.voters
+        )
+        is_late = newest.round > on.round + 1 + FETCHED_WITHIN
+        is_disputed = any(is_accused(rounds, law, on, key) for key in keys)
+        if (is_late or not is_drawn) and not is_disputed:
+            found.append(on.round)
+    return tuple(found)
+
+
+def _segments_of(commit: Commit, subject: bytes, segments: int) -> Iterator[int]:
+    """The segments of a COMMIT that begin with it; the last one is the encoding."""
+    trace = commit.work[0].trace
+    yield from (number for number, root in enumerate(trace[: segments + 1]) if root == subject)
+    if commit.residual_before == subject and subject != trace[-1]:
+        yield segments

@@ -18,7 +18,6 @@ from protocol import limits
 from protocol.catching_up.cell_fetch import STALL_S, CellBatch, CellFetch
 from protocol.catching_up.chain_sources import ChainSources
 from protocol.catching_up.origins import ALONE_S, NamedSeal, Origins
-from protocol.catching_up.progress import Progress
 from protocol.cell_sizes import CellSizes
 from protocol.errors import ProofError
 from protocol.events import (
@@ -41,6 +40,30 @@ from protocol.identity import PeerId, Signer
 from protocol.messages import SealCertificate, SealValue
 from protocol.rounds.chain import check_seal
 from protocol.rounds.rare import Rare, never
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a node is: `done` of `total` seals of the chain, or bytes of state or results."""
+
+    what: str
+    round: int
+    done: int
+    total: int
+    sources: int
+    bytes_per_s: float
+
+    @property
+    def text(self) -> str:
+        """For people: `state of round 42: 40 % from 3 peers, 12.0 MiB/s`."""
+        share = 100 * self.done // self.total if self.total else 100
+        if self.what == "chain":
+            return f"seals up to round {self.round}: {share} % checked"
+        peers = "1 peer" if self.sources == 1 else f"{self.sources} peers"
+        what = "state of" if self.what == "state" else "results up to"
+        rate = f"{self.bytes_per_s / limits.MIB:.1f} MiB/s"
+        return f"{what} round {self.round}: {share} % from {peers}, {rate}"
+
 
 __all__ = ["STALL_S", "STUCK_S", "CatchUp"]
 

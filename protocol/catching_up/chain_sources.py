@@ -6,10 +6,14 @@ it was asked for is no liar, for its line may be slow: but it is asked behind th
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from protocol import limits
+from protocol.events import CoreAction, Send, SendChain
+from protocol.frames import Chain
 from protocol.identity import PeerId
+from protocol.messages import SealCertificate
 
 DOUBT_AFTER = 3
 """So often a source may give nothing: its line may be slow, or it is busy."""
@@ -91,3 +95,19 @@ class ChainSources:
     def arrived(self) -> None:
         """What was wanted is here: everybody may be asked again."""
         self._tried.clear()
+
+
+def chain_page(chain: Sequence[SealCertificate], peer: PeerId, first: int) -> Iterator[CoreAction]:
+    """What a peer gets that asks for the seals from round `first` on; never genesis.
+
+    `chain` are the newest seals; older ones are only in the journal.
+    """
+    first = max(1, first)
+    known = first - chain[0].value.round
+    if known < 0:
+        yield SendChain(peer, first)
+        return
+    seals = chain[known : known + limits.CHAIN_PAGE_SEALS]
+    step = limits.CHAIN_SEALS_PER_FRAME_MAX
+    for start in range(0, len(seals), step):
+        yield Send(peer, Chain(seals=tuple(seals[start : start + step])))

@@ -11,7 +11,7 @@ from protocol import events as ev
 from protocol import limits
 from protocol.auditing.audits_machine import AUDIT_KINDS, Audits
 from protocol.catching_up.catchup import CatchUp
-from protocol.catching_up.chain_pages import chain_page
+from protocol.catching_up.chain_sources import chain_page
 from protocol.core.budgets import NOBODY, OVER, OVERDRAWN_S, PASSED_ON, message_cost_s
 from protocol.core.liveness import Liveness
 from protocol.core.relay import Relay, heartbeat, pack
@@ -48,12 +48,11 @@ from protocol.messages import (
     is_signed,
 )
 from protocol.rounds import roster as rosters
-from protocol.rounds.ballots import BallotEntry
-from protocol.rounds.meeting import Meeting
-from protocol.rounds.quoting import quoted_votes
+from protocol.rounds.ballots import BallotEntry, quoted_votes
 from protocol.rounds.restart import Restart, was_listed
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundConfig, RoundView
+from protocol.rounds.standing import Meeting
 
 LATE_KINDS = frozenset({Kind.COMMIT, Kind.SEAL})
 """What of a round that is sealed still shows who is there."""

@@ -7,14 +7,37 @@ the entry, a few times at most; what was lost all the same is found by comparing
 
 import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from protocol import limits
-from protocol.gossip import Entries, OfferIds, WantEntries
-from protocol.gossiping.packing import pack_entries, pages
+from protocol.gossip import Entries, OfferIds, Rumour, RumourKind, WantEntries
 from protocol.gossiping.settings import GossipSettings
 from protocol.identity import PeerId
+
+FRAME_BYTES = 48 * limits.KIB
+"""Entries are packed into a frame up to here; one of the largest fits in any case."""
+
+
+def pack_entries(entries: Iterable[bytes]) -> Iterator[Entries]:
+    """The entries in their order, as an answer to a question."""
+    batch: list[bytes] = []
+    size = 0
+    for entry in entries:
+        if batch and (size + len(entry) > FRAME_BYTES - 5 * 256 or len(batch) == 256):
+            yield Entries(is_push=False, entries=tuple(batch))
+            batch, size = [], 0
+        batch.append(entry)
+        size += len(entry)
+    if batch:
+        yield Entries(is_push=False, entries=tuple(batch))
+
+
+def pages(ids: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
+    """The ids in their order, as many at a time as a frame holds."""
+    for start in range(0, len(ids), limits.GOSSIP_IDS_MAX):
+        yield tuple(ids[start : start + limits.GOSSIP_IDS_MAX])
+
 
 FRESH_MAX = 4096
 """Entries that are being offered. Beyond it the oldest are left to comparing."""
@@ -244,3 +267,58 @@ class Spreading:
                 self._unserved.popitem(last=False)
         for peer, ids in again.items():
             self._ask(peer, ids, now_s)
+
+
+SENDS = 12
+"""How often a rumour is passed on. Everybody knows it after some log2(1000) = 10 hops of a few."""
+
+QUEUED_MAX = 64
+KNOWN_MAX = 512
+
+
+class RumourMill:
+    """What was heard of each peer last, and what is still to be told."""
+
+    def __init__(self) -> None:
+        self._newest: OrderedDict[PeerId, Rumour] = OrderedDict()
+        self._queue: dict[PeerId, int] = {}
+
+    def incarnation(self, peer: PeerId) -> int:
+        """The highest of a peer that was heard of."""
+        rumour = self._newest.get(peer)
+        return rumour.incarnation if rumour else 0
+
+    def hear(self, rumour: Rumour) -> bool:
+        """Whether a rumour is news: a later incarnation, or a worse word about the same one."""
+        before = self._newest.get(rumour.peer)
+        if before is not None and _order(rumour) <= _order(before):
+            return False
+        self._newest[rumour.peer] = rumour
+        self._newest.move_to_end(rumour.peer)
+        if len(self._newest) > KNOWN_MAX:
+            forgotten, _ = self._newest.popitem(last=False)
+            self._queue.pop(forgotten, None)
+        self._queue.pop(rumour.peer, None)
+        if len(self._queue) >= QUEUED_MAX:
+            # The most often told.
+            del self._queue[min(self._queue, key=lambda peer: (self._queue[peer], peer))]
+        self._queue[rumour.peer] = SENDS
+        return True
+
+    def take(self, first: Iterable[Rumour] = ()) -> tuple[Rumour, ...]:
+        """What goes with the next frame: `first` in any case, then the least often told."""
+        told = list(first)
+        about = {rumour.peer for rumour in told}
+        if self._queue:
+            waiting = sorted(self._queue, key=lambda peer: (-self._queue[peer], peer))
+            for peer in waiting[: max(0, limits.RUMOURS_PER_FRAME_MAX - len(told))]:
+                self._queue[peer] -= 1
+                if not self._queue[peer]:
+                    del self._queue[peer]
+                if peer not in about:
+                    told.append(self._newest[peer])
+        return tuple(told)
+
+
+def _order(rumour: Rumour) -> tuple[int, RumourKind]:
+    return rumour.incarnation, rumour.kind

@@ -12,8 +12,8 @@ from math import log
 
 from protocol import limits
 from protocol.gossip import Ack, Farewell, Ping, PingFor, Rumour, RumourKind
-from protocol.gossiping.rumour_mill import RumourMill
 from protocol.gossiping.settings import GossipSettings
+from protocol.gossiping.spreading import RumourMill
 from protocol.identity import PeerId
 
 DOUBT_MAX = 8

@@ -1,12 +1,17 @@
 """Which signed messages of a round count: asked once per message, before it is filed."""
 
+from collections.abc import Iterable
+
+from protocol.events import CheckSeat
 from protocol.gram_wire import from_wire
 from protocol.identity import PeerId
 from protocol.join_puzzle import is_solved
 from protocol.messages import Agg, Body, Commit, Gram, Kind, Seal, Seat
 from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.reducers import Rates
 from protocol.rounds.roster import ClockRules, liars
 from protocol.rounds.round_view import RoundView
+from protocol.rounds.turns import in_turn
 
 _ENTERING = (Kind.LIST, Kind.NEWATTEMPT, Kind.VOTE, Kind.SEAL, Kind.HAVE, Kind.HOLD)
 """Kinds that say in which attempt a voter works."""
@@ -198,3 +203,59 @@ def is_for_us(view: RoundView, entry: BallotEntry) -> bool:
 def _lacks_result(view: RoundView, body: Body) -> bool:
     """Whether cells are missing here of the result that a SEAL is for."""
     return not isinstance(body, Seal) or bool(view.missing_results(body.list_digest))
+
+
+SHUT_ROUNDS = 64
+"""So long nobody hears the SEATs of whose proof was wrong."""
+
+SHUT_MAX = 4096
+"""Keys that are remembered for it."""
+
+
+class Proofs:
+    """The proofs that one node looks at: in open runs of peers with which it has a link itself. One
+    who holds the state can prove it for any number of keys, and a proof is no sign of life."""
+
+    def __init__(self, rates: Rates) -> None:
+        self._rates = rates
+        self._is_checking = False
+        self._wrong: dict[PeerId, int] = {}
+        """Whose proof was wrong, and in which round."""
+
+    def next(self, views: Iterable[RoundView]) -> list[CheckSeat]:
+        """The proof to look at now, if there is one and none is looked at."""
+        if self._is_checking:
+            return []
+        for view in views:
+            if view.is_beside:
+                continue  # A SEAT shows the state of the seal before, which is not here yet (R5).
+            asking = view.ballots.of(Kind.SEAT)
+            waiting = asking.keys() - view.seats_checked - {view.me}
+            if view.trust == "open" and "links" not in view.without:
+                waiting &= set(self._rates.linked)
+            if waiting:
+                peer = in_turn(view.index, waiting)[0]
+                body = asking[peer].body
+                assert isinstance(body, Seat)
+                view.seats_checked.add(peer)
+                self._is_checking = True
+                return [CheckSeat(peer, view.basis, body.proof)]
+        return []
+
+    def checked(self, peer: PeerId, view: RoundView | None, is_proved: bool | None) -> None:
+        """What came of it; `view` is None where that round is over."""
+        self._is_checking = False
+        if view is None or is_proved is None:
+            return
+        if is_proved:
+            view.proven_seats.add(peer)
+            return
+        if view.trust != "open":
+            return  # Among friends it may be of another branch (R4), and nobody makes up keys.
+        self._wrong[peer] = view.index
+        if len(self._wrong) > SHUT_MAX:
+            del self._wrong[next(iter(self._wrong))]
+
+    def is_shut(self, peer: PeerId, round_index: int) -> bool:
+        """Whether SEATs of that peer are not heard in that round."""
+        return peer in self._wrong and round_index - self._wrong[peer] < SHUT_ROUNDS

@@ -10,11 +10,10 @@ from protocol.events import CellsArrived, LocalRoundEvent, SeatChecked, StatusHe
 from protocol.frames import Bulk
 from protocol.messages import Kind
 from protocol.rounds.agreement import due_times
-from protocol.rounds.deadlines import LearnedDeadline
-from protocol.rounds.everybody import lists_to_sum
+from protocol.rounds.lapses import LearnedDeadline
 from protocol.rounds.proposal import holds_all_expected
 from protocol.rounds.round_view import RoundView
-from protocol.rounds.supply import retry_times
+from protocol.rounds.supply import lists_to_sum, retry_times
 
 POLLS_PER_DEADLINE = 4
 """While a round is open, the rules are asked so often though nothing happens."""

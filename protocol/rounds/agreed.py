@@ -9,12 +9,14 @@ Rules that judge whole vectors need the Gram matrix of the listed contributions 
 of one for each slice, which the same reducers announce as GRAM, and which is believed alike.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from protocol.errors import ProofError
+from protocol.evidence import Evidence, may_be_accused, words_needed, wrong_sum_evidence
 from protocol.gram_wire import wire_bytes
 from protocol.identity import PeerId
-from protocol.messages import List
+from protocol.messages import Kind, List, Slot
 from protocol.rounds.ramp import weighed
 from protocol.rounds.reducers import Slice
 from protocol.rounds.round_view import RoundView
@@ -258,3 +260,32 @@ def _contradicted(view: RoundView, groups: Mapping[bytes, set[PeerId]]) -> int:
     sizes = [len(peers) for peers in groups.values()]
     most = sum(sizes) - min(sizes)
     return min(most, belief.words - 1) if belief.words > 1 else len(groups) - 1
+
+
+JUDGED = (Kind.AGG, Kind.GRAM)
+"""Kinds that are a pure function of listed bytes (R7)."""
+
+
+def wrong_sums(view: RoundView, slot: Slot) -> Iterator[tuple[PeerId, Evidence | None]]:
+    """Who said something else in that slot than so many voters as are needed, with the evidence;
+    without it where it would be too large.
+
+    Once of each: whoever is convicted is left out, and so is this node.
+    """
+    if view.trust != "open" or slot.kind not in JUDGED:
+        return
+    said = {p: e.message for p, e in view.ballots.of(slot.kind, 0, slot.subject).items()}
+    groups = alike({peer: message.body for peer, message in said.items()})
+    needed = words_needed(len(view.electorate))
+    for body, peers in sorted(groups.items()) if len(groups) > 1 else ():
+        judges = sorted(peers.intersection(view.electorate))[:needed]
+        if len(judges) < needed:
+            continue
+        for peer in sorted(said.keys() - view.convicted - {view.me}):
+            if said[peer].body == body or not may_be_accused(view.named, peer):
+                continue
+            others = tuple(said[judge] for judge in judges)
+            try:
+                yield peer, wrong_sum_evidence(view.named, said[peer], others)
+            except ProofError:
+                yield peer, None

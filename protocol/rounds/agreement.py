@@ -12,12 +12,11 @@ from protocol import limits
 from protocol.events import Contributed
 from protocol.identity import PeerId
 from protocol.messages import Body, Commit, Have, Kind, List, Vote, Work
-from protocol.rounds.belief import liars
-from protocol.rounds.bit_maps import pack_senders
-from protocol.rounds.deadlines import LearnedDeadline
+from protocol.rounds.belief import liars, pack_senders
 from protocol.rounds.lapses import (
     HAVE_LAPSES_AFTER,
     LIST_LAPSES_AFTER,
+    LearnedDeadline,
     list_late_s,
     owed,
 )
@@ -36,8 +35,7 @@ from protocol.rounds.proposal import (
     short_senders,
     waits_for_second_call,
 )
-from protocol.rounds.rates import Rates
-from protocol.rounds.reducers import Slice
+from protocol.rounds.reducers import Rates, Slice
 from protocol.rounds.round_view import RoundConfig, RoundView
 from protocol.rounds.supply import has_lost_parts
 from protocol.rounds.turns import in_turn

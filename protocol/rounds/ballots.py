@@ -11,22 +11,27 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeVar
 
 from protocol import limits
-from protocol.identity import PeerId
+from protocol.errors import DecodeError
+from protocol.identity import PeerId, Signer
 from protocol.messages import (
     Body,
     Commit,
     Kind,
     List,
+    NewAttempt,
     Roster,
     Seal,
     SignedMessage,
+    Slot,
     Vote,
+    decode_message,
+    is_signed,
     list_digest,
     message_id_of,
 )
 from protocol.rounds.belief import liars
-from protocol.rounds.room import MessageQuota
 from protocol.rounds.roster import has_quorum
+from protocol.rounds.turns import MessageQuota
 
 BodyT = TypeVar("BodyT")
 Filed = Literal["new", "known", "conflict", "full"]
@@ -407,3 +412,25 @@ class Ballots:
     def list_of(self, digest: bytes) -> List | None:
         """The LIST of that digest, from whichever attempt it was proposed in."""
         return self._lists.get(digest)
+
+
+def quoted_votes(
+    slot: Slot, body: List | NewAttempt, ballots: Ballots, signer: Signer
+) -> list[SignedMessage]:
+    """What the message in that slot quotes.
+
+    Whether it is sound does not depend on what is known here: nobody passes on what is not, and so
+    nobody is blamed for what another one signed. Raises DecodeError unless each is a VOTE of that
+    round, signed by its sender.
+    """
+    votes: list[SignedMessage] = []
+    for data in body.certificate:
+        vote, _ = decode_message(data)
+        of = vote.slot
+        place, own = (of.run, of.shard, of.round, of.basis), (slot.run, slot.shard, slot.round)
+        if of.kind is not Kind.VOTE or place != (*own, slot.basis):
+            raise DecodeError(f"{of.kind.name} of round {of.round} in a certificate")
+        if ballots.find(vote.digest) is None and not is_signed(vote, signer):
+            raise DecodeError("a VOTE in a certificate is not signed by its sender")
+        votes.append(vote)
+    return votes

@@ -7,6 +7,7 @@ of members without a vote count for nothing by themselves: seats cost nothing ye
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from protocol.evidence import words_needed
 from protocol.identity import PeerId
@@ -72,3 +73,22 @@ def belief_of(roster: Roster, trust: str, *, without: Collection[str] = ()) -> B
     least = copies(trust)
     words = liars(len(roster.voters), trust) + 1 if least > 1 and "words" not in without else 0
     return Belief(least, words, roster.voter_set)
+
+
+def pack_senders(senders: Collection[PeerId], members: tuple[PeerId, ...]) -> bytes:
+    """A bit map over the roster: bit i of byte i // 8, lowest first, is member i."""
+    bits = bytearray(-(-len(members) // 8))
+    for index, member in enumerate(members):
+        if member in senders:
+            bits[index // 8] |= 1 << (index % 8)
+    return bytes(bits)
+
+
+@lru_cache(maxsize=256)
+def unpack_senders(bits: bytes, members: tuple[PeerId, ...]) -> frozenset[PeerId]:
+    """Inverse of `pack_senders`; bits beyond the roster say nothing."""
+    return frozenset(
+        member
+        for index, member in enumerate(members)
+        if index // 8 < len(bits) and bits[index // 8] >> (index % 8) & 1
+    )

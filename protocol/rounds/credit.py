@@ -27,8 +27,7 @@ from protocol.messages import (
     is_signed,
 )
 from protocol.rounds.admission import claim_breach
-from protocol.rounds.chain import check_seal, genesis, named_by
-from protocol.rounds.lease_trace import num_forgotten, num_in_flight
+from protocol.rounds.chain import check_seal, genesis, named_by, num_forgotten, num_in_flight
 from protocol.rounds.roster import ClockRules, ListedContribution, next_clock
 from protocol.wire import Digest, Range, Size
 

@@ -3,16 +3,18 @@
 A word that is not said convicts nobody: it may be on its way, or its sender cut off from this node
 alone. But who owes it costs the round time, and would in each round. So every node tells in its
 next COMMIT who kept it waiting, and whom more voters name than may lie comes last among reducers
-and closers for some rounds (`protocol.rounds.told`). Nothing else follows from it: no seat, no
+and closers for some rounds (`protocol.rounds.roster`). Nothing else follows from it: no seat, no
 vote.
 """
 
 import math
+from collections import deque
 from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
 
 from protocol.identity import PeerId
-from protocol.messages import Have, Kind, List
+from protocol.messages import Have, Kind, List, Roster
 from protocol.rounds.agreed import owing_sums
 from protocol.rounds.proposal import (
     SECOND_CALL_AFTER,
@@ -23,6 +25,7 @@ from protocol.rounds.proposal import (
     is_still,
     said_haves,
 )
+from protocol.rounds.rare import Rare, never
 from protocol.rounds.reducers import Slice
 from protocol.rounds.round_view import RoundView
 
@@ -188,3 +191,162 @@ def _without_sums(view: RoundView, short: AbstractSet[PeerId]) -> set[PeerId]:
 
 def _holds(view: RoundView, body: Have, piece: Slice, sender: PeerId) -> bool:
     return sender in held_throughout(view, body, piece)
+
+
+SAMPLES_KEPT = 64
+QUANTILE = 0.9
+MARGIN = 2.0
+"""A peer twice as late as nine of ten arrivals lately is late; below that it is only slow."""
+
+GROWTH = 1.5
+GROWTH_STEPS_MAX = 8
+"""Each time-out of a round makes the next one longer (R2), up to 25 times: an attempt that ended
+because its closer was gone was not too short."""
+
+
+class LearnedDeadline:
+    """The deadline of one phase, in seconds; fed with how long the phase took."""
+
+    def __init__(self, *, floor_s: float, cap_s: float, rare: Rare = never) -> None:
+        self._floor_s = floor_s
+        self.cap_s = cap_s
+        """No phase is waited for any longer, whatever was learned."""
+        self._rare = rare
+        self._seen_s: deque[float] = deque(maxlen=SAMPLES_KEPT)
+        self._base_s = float(min(floor_s, cap_s))
+
+    def observe(self, duration_s: float) -> None:
+        """Learn from one phase that came to its end."""
+        if self._rare("deadline-forgotten"):
+            self._seen_s.clear()
+        else:
+            self._seen_s.append(duration_s)
+        learned_s = self._floor_s
+        if self._seen_s:
+            ordered = sorted(self._seen_s)
+            learned_s = MARGIN * ordered[int(QUANTILE * (len(ordered) - 1))]
+        self._base_s = float(min(max(learned_s, self._floor_s), self.cap_s))
+
+    def seconds(self, time_outs: int = 0) -> float:
+        """The deadline after so many time-outs in this round; growth goes beyond the cap."""
+        if not time_outs:
+            return self._base_s
+        return float(self._base_s * GROWTH ** min(time_outs, GROWTH_STEPS_MAX))
+
+
+HOLD_S = 1.0
+"""So long after a round began its COMMIT is held at most."""
+
+DEADLINE_SHARE = 0.5
+"""Where others are in the round, at most for this part of what they wait for a COMMIT's parts: who
+holds it is to be listed nevertheless."""
+
+ASKED_S = 3.0
+"""Whoever has not asked for so long, nor told that it is behind, is not catching up any more."""
+
+ROUNDS_BEHIND = 2
+"""Who is one round behind takes part in that round, and asks for nothing."""
+
+BUDGET_S = 20.0
+REFILL = 0.05
+
+JOINERS_MAX = 64
+"""Who is remembered: as many as there are seats."""
+
+
+@dataclass(slots=True)
+class Courtesy:
+    """For whom COMMITs are held, and what is left of the time for it; one per RoundMachine."""
+
+    until_s: float = -math.inf
+    """Until when a COMMIT is held, or was held last."""
+    _asked_s: dict[PeerId, float] = field(default_factory=dict)
+    _budget_s: float = BUDGET_S
+    _counted_s: float = -math.inf
+    """When the budget was looked at last."""
+
+    def asked(self, peer: PeerId, now_s: float) -> None:
+        """A linked peer, which may sit here, asks for what one needs that catches up."""
+        self._asked_s.pop(peer, None)
+        self._asked_s[peer] = now_s
+        if len(self._asked_s) > JOINERS_MAX:
+            del self._asked_s[next(iter(self._asked_s))]  # Dicts keep their order.
+
+    def told(self, peer: PeerId, rounds_behind: int, now_s: float) -> None:
+        """Its heartbeat: what it asked for takes long, as long as it is behind."""
+        if rounds_behind >= ROUNDS_BEHIND and peer in self._asked_s:
+            self._asked_s[peer] = now_s
+
+    def joiners(self, now_s: float) -> frozenset[PeerId]:
+        """Who is catching up."""
+        for peer in [p for p, at_s in self._asked_s.items() if now_s > at_s + ASKED_S]:
+            del self._asked_s[peer]
+        return frozenset(self._asked_s)
+
+    def holds(self, view: RoundView, deadline_s: float, now_s: float) -> bool:
+        """Whether the own COMMIT of that round, which is ready, is to be held still.
+
+        `deadline_s` is for how long the others wait for parts.
+        """
+        awaited = self._awaited(view, now_s)
+        if view.held_until_s is None:
+            others = set(view.members) - {view.me}
+            most_s = min(HOLD_S, DEADLINE_SHARE * deadline_s) if others else HOLD_S
+            grant_s = view.started_s + most_s - now_s
+            is_granted = bool(awaited) and grant_s > 0.0 and self._spend(grant_s, now_s)
+            view.held_until_s = now_s + grant_s if is_granted else -math.inf
+            self.until_s = max(self.until_s, view.held_until_s)
+        if now_s >= view.held_until_s:
+            return False
+        if not awaited:
+            self._budget_s = min(BUDGET_S, self._budget_s + view.held_until_s - now_s)
+            view.held_until_s = -math.inf
+        return bool(awaited)
+
+    def _awaited(self, view: RoundView, now_s: float) -> Collection[PeerId]:
+        if not self._asked_s:
+            return ()  # As nearly always.
+        return self.joiners(now_s) - view.proven_seats - view.member_set - view.convicted
+
+    def _spend(self, wanted_s: float, now_s: float) -> bool:
+        if self._counted_s > -math.inf:
+            passed_s = max(0.0, now_s - self._counted_s)
+            self._budget_s = min(BUDGET_S, self._budget_s + REFILL * passed_s)
+        self._counted_s = now_s
+        if self._budget_s < wanted_s:
+            return False
+        self._budget_s -= wanted_s
+        return True
+
+
+IDLERS_MAX = 4096
+"""So many are remembered, the last ones."""
+
+DOUBLINGS_MAX = 12
+
+
+class Idlers:
+    """Of one node: how often each idle key was seated, and until when its next seat waits."""
+
+    def __init__(self) -> None:
+        self._known: dict[PeerId, tuple[int, int]] = {}
+
+    def saw(self, before: Roster, after: Roster, round_index: int) -> None:
+        """The round was sealed: who has lost its seat without one SEAL that anybody saw."""
+        for seat in before.seats:
+            if seat.peer in after.member_set:
+                if seat.proved >= 0:
+                    self._known.pop(seat.peer, None)
+                continue
+            if seat.proved < 0:
+                count, _ = self._known.pop(seat.peer, (0, 0))
+                count = min(count + 1, DOUBLINGS_MAX)
+                self._known[seat.peer] = (count, round_index + (1 << count))
+        while len(self._known) > IDLERS_MAX:
+            del self._known[next(iter(self._known))]
+
+    def unwelcome(self, round_index: int) -> frozenset[PeerId]:
+        """Who is not named for a seat in that round."""
+        if not self._known:
+            return frozenset()
+        return frozenset(p for p, (_, until) in self._known.items() if round_index <= until)

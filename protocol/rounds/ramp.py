@@ -13,15 +13,58 @@ the rows that the rule sees, so that it is no vote of a rule of ranks either. A 
 takes with it what was earned.
 """
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 
 from blake3 import blake3
 
+from protocol.evidence import may_judge_voters, words_needed
 from protocol.identity import PeerId
 from protocol.manifest import NO_AUDITS, AdmissionSpec, AuditSpec
 from protocol.messages import Commit, Roster, SeatRecord
-from protocol.rounds.unaudited import capped, unaudited
+
+Row = tuple[PeerId, bytes, int]
+"""Sender, COMMIT digest, weight."""
+
+
+def answerable(roster: Roster, classes: Sequence[tuple[PeerId, str]]) -> frozenset[PeerId]:
+    """Of the listed, with their classes, those whose training other listed voters of the class can
+    run again, so many of them that their equal words convict."""
+    voters = roster.voter_set
+    judges = Counter(device for peer, device in classes if peer in voters)
+    needed = words_needed(len(voters))
+    return frozenset(p for p, device in classes if judges[device] - (p in voters) >= needed)
+
+
+def unaudited(roster: Roster, classes: Sequence[tuple[PeerId, str]]) -> frozenset[PeerId]:
+    """Of the listed, those whom the cap is for.
+
+    Not voters of a roster of so few that nobody of them may lie. Nobody at all where nobody is
+    answerable: a run of machines that all differ has no audits of training to lean on, and no share
+    would say anything.
+    """
+    bound = answerable(roster, classes)
+    if not bound:
+        return frozenset()
+    trusted = frozenset() if may_judge_voters(roster) else roster.voter_set
+    return frozenset(peer for peer, _ in classes if peer not in bound and peer not in trusted)
+
+
+def capped(rows: Sequence[Row], those: Collection[PeerId], law: AuditSpec) -> list[Row]:
+    """The same rows; `those` weigh at most `law.unaudited` of all together, each in proportion.
+
+    In whole numbers and exact fractions: nothing is rounded but each weight, down.
+    """
+    own = sum(weight for peer, _, weight in rows if peer in those)
+    rest = sum(weight for peer, _, weight in rows if peer not in those)
+    share = Fraction(law.unaudited)
+    if not rest or own * (1 - share) <= rest * share:
+        return list(rows)
+    most = int(rest * share / (1 - share))
+    return [(p, commit, w * most // own if p in those else w) for p, commit, w in rows]
+
 
 FOUNDING_ROUND = 1
 """The seal of this round names the founding members: genesis has the founder alone."""

@@ -2,15 +2,40 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from protocol.cell_sizes import NO_CELLS, CellSizes
+from protocol.identity import PeerId
+from protocol.leases import Lease
 from protocol.manifest import NO_AUDITS, AuditSpec, RunManifest
-from protocol.messages import Body
+from protocol.messages import Body, Roster, SealValue
 from protocol.rounds import roster as rosters
-from protocol.rounds.derived import Derived
 from protocol.rounds.rare import Rare, never
+from protocol.rounds.reducers import Slice
 from protocol.segments import MOMENTS
 from protocol.slots import Slot
+
+
+class Derived(Protocol):
+    """SEAM: what follows from seals and from results that they name. Each as the rule of its name:
+    in `chain`, `reducers` and `roster`."""
+
+    @property
+    def seal_value(self) -> Callable[..., SealValue | None]:
+        """What the seal of a LIST says."""
+        ...
+
+    def slices(
+        self, roster: Roster, basis: bytes, num_cells: int, *, trust: str
+    ) -> tuple[Slice, ...]:
+        """Who sums what."""
+        ...
+
+    def leased_for(
+        self, round_index: int, basis: SealValue, samples_each: int
+    ) -> dict[PeerId, Lease]:
+        """Who may use which samples."""
+        ...
 
 
 def as_it_is(slot: Slot, body: Body) -> Body:

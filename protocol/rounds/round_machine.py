@@ -10,7 +10,7 @@ and nobody waits for the absent longer than a deadline. The rules (R1...) are in
 `docs/protocol/rounds.md`.
 
 More than 800 lines, because it is one machine: what it holds, files and signs, its steps from seal
-to seal, and the order in which the rules are asked. The rules themselves are the other modules of `protocol.rounds`.
+to seal, and the order in which the rules are asked. The rules are in the other modules here.
 """
 
 import math
@@ -41,8 +41,8 @@ from protocol.messages import (
     slice_subject,
 )
 from protocol.rounds import supply
-from protocol.rounds.accusing import JUDGED, wrong_sums
 from protocol.rounds.admission import (
+    Proofs,
     attempt_shown,
     breach,
     concerns,
@@ -51,7 +51,7 @@ from protocol.rounds.admission import (
     may_sit_next,
 )
 from protocol.rounds.agenda import POLLS_PER_DEADLINE, Agenda, is_idle
-from protocol.rounds.agreed import note_grams, take_own_sum
+from protocol.rounds.agreed import JUDGED, note_grams, take_own_sum, wrong_sums
 from protocol.rounds.agreement import (
     Seen,
     commit_body,
@@ -64,19 +64,12 @@ from protocol.rounds.agreement import (
 )
 from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.chain import certify, seal_value
-from protocol.rounds.courtesy import Courtesy
-from protocol.rounds.deadlines import LearnedDeadline
-from protocol.rounds.everybody import note_lists
-from protocol.rounds.idlers import Idlers
-from protocol.rounds.lapses import note_lapses
-from protocol.rounds.proofs import Proofs
-from protocol.rounds.rates import Rates
-from protocol.rounds.reach import Reach
-from protocol.rounds.reducers import slices
-from protocol.rounds.restart import Restart, own_seal, recall_results, refill
+from protocol.rounds.lapses import Courtesy, Idlers, LearnedDeadline, note_lapses
+from protocol.rounds.reducers import Rates, slices
+from protocol.rounds.restart import Restart, Silence, own_seal, recall_results, refill
 from protocol.rounds.round_view import RoundConfig, RoundView
-from protocol.rounds.silence import Silence
-from protocol.rounds.standing import Standing
+from protocol.rounds.standing import Reach, Standing
+from protocol.rounds.supply import note_lists
 
 _NOBODY: frozenset[PeerId] = frozenset()
 

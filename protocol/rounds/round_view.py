@@ -1,22 +1,244 @@
 """What one round knows: the messages, who holds which cells, and the questions asked of them."""
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, ValuesView
 from dataclasses import dataclass, field
+from itertools import filterfalse
 
+from protocol import limits
 from protocol.events import Contributed
+from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, NO_AUDITS, AdmissionSpec, AuditSpec
-from protocol.messages import Commit, Kind, Roster, Seal, SealValue, Slot
+from protocol.messages import (
+    Agg,
+    Commit,
+    Gram,
+    Kind,
+    List,
+    Roster,
+    Seal,
+    SealValue,
+    Slot,
+    slice_subject,
+)
 from protocol.rounds import roster as rosters
 from protocol.rounds.ballots import BallotEntry, Ballots
 from protocol.rounds.belief import Belief, belief_of
-from protocol.rounds.early import Early
-from protocol.rounds.gathering import Gathering, GatheringAll
-from protocol.rounds.holding import Holding
 from protocol.rounds.rare import Rare, never
-from protocol.rounds.reducers import Slice, one_slice, set_back, slices
+from protocol.rounds.reducers import Gathering, GatheringAll, Slice, one_slice, set_back, slices
 from protocol.rounds.round_config import RoundConfig as RoundConfig
-from protocol.rounds.unlisted import Unlisted
+
+RETRY_GROWTH = 1.5
+RETRY_GROWTH_STEPS_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Whom some cells were asked of last, when, and how often they were asked for."""
+
+    source: PeerId
+    at_s: float
+    count: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Asking:
+    """`asked` says of whom the cells of a subject from some cell on were asked last, `moved_s` when
+    bytes of a subject came from a peer; whoever is among `suspects` is waited for no longer.
+    """
+
+    suspects: frozenset[PeerId]
+    asked: dict[tuple[bytes, int], Asked] = field(default_factory=dict)
+    moved_s: dict[tuple[bytes, PeerId], float] = field(default_factory=dict)
+
+    def rare(self, name: str) -> bool:
+        """Whether a rare branch is taken (`protocol.rounds.rare`)."""
+        raise NotImplementedError
+
+    def is_moving(self, subject: bytes, source: PeerId, *, now_s: float, within_s: float) -> bool:
+        """Whether bytes of a subject came from a peer so lately."""
+        return now_s - self.moved_s.get((subject, source), -math.inf) < within_s
+
+    def ask_due_s(self, subject: bytes, first: int, retry_s: float) -> float:
+        """When cells may be asked for that were asked for before.
+
+        At once if their source is suspected; else when nothing has come from it for a while, which
+        is longer each time: on a slow line a second answer is what delays the first.
+        """
+        asked = self.asked[subject, first]
+        if asked.source in self.suspects:
+            return asked.at_s
+        moved_s = self.moved_s.get((subject, asked.source), asked.at_s)
+        growth = RETRY_GROWTH ** min(asked.count - 1, RETRY_GROWTH_STEPS_MAX)
+        return max(asked.at_s, moved_s) + retry_s * growth
+
+    def may_ask(self, subject: bytes, first: int, *, now_s: float, retry_s: float) -> bool:
+        """Whether there is no reason to wait before these cells are asked for."""
+        is_new = (subject, first) not in self.asked
+        return is_new or now_s >= self.ask_due_s(subject, first, retry_s)
+
+    def ask(
+        self, subject: bytes, first: int, sources: list[PeerId], *, now_s: float, retry_s: float
+    ) -> PeerId | None:
+        """Whom to ask for these cells, each source in turn; None while there is reason to wait."""
+        asked = self.asked.get((subject, first))
+        if not self.may_ask(subject, first, now_s=now_s, retry_s=retry_s):
+            return None
+        count = 0 if asked is None else asked.count
+        source = sources[(count + self.rare("other-source")) % len(sources)]
+        self.asked[subject, first] = Asked(source, now_s, count + 1)
+        return source
+
+
+@dataclass(slots=True, kw_only=True)
+class Holding(Asking):
+    """`parts` and `results` name the cells in the own store, by COMMIT and by LIST digest; of
+    `num_cells` each. `progress_s` is when the last of them came that was new."""
+
+    num_cells: int
+    ballots: Ballots = field(init=False)
+    parts: dict[bytes, set[int]] = field(default_factory=dict)
+    results: dict[bytes, set[int]] = field(default_factory=dict)
+    progress_s: float = 0.0
+    _subjects: dict[tuple[bytes, int, int], bytes] = field(default_factory=dict, init=False)
+    """What the slots of slices are called: asked for with every message of the round."""
+
+    def is_about(self, subject: bytes) -> bool:
+        """Whether that is a COMMIT or a LIST of this round."""
+        ballots = self.ballots
+        return ballots.commit_of(subject) is not None or ballots.list_of(subject) is not None
+
+    def arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...], *, now_s: float) -> bool:
+        """Cells are in the own store; whether any of them is new, which is progress."""
+        store = self.parts if bulk is Bulk.PART else self.results
+        held = store.setdefault(subject, set())
+        is_new = not held.issuperset(cells)
+        held.update(cells)
+        if is_new:
+            self.progress_s = now_s
+        return is_new
+
+    def missing_parts(self, commit: bytes, piece: Slice) -> tuple[int, ...]:
+        """Cells of a slice of which the part of that COMMIT is not here."""
+        held = self.parts.get(commit)
+        if held is None:
+            return tuple(range(piece.first, piece.stop))
+        return tuple(filterfalse(held.__contains__, range(piece.first, piece.stop)))
+
+    def missing_results(self, digest: bytes) -> tuple[int, ...]:
+        """Cells whose result for that LIST is not here."""
+        held = self.results.get(digest)
+        if held is None:
+            return tuple(range(self.num_cells))
+        if len(held) == self.num_cells:
+            return ()
+        return tuple(filterfalse(held.__contains__, range(self.num_cells)))
+
+    def listed(self, body: List) -> list[tuple[PeerId, bytes, Commit]] | None:
+        """The listed contributions in the order of the LIST; None while a COMMIT is unknown."""
+        found = []
+        for digest in body.commits:
+            commit = self.ballots.commit_of(digest)
+            if commit is None:
+                return None
+            found.append((commit[0], digest, commit[1]))
+        return found
+
+    def agg_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Agg]:
+        """Who announced which result root for a slice of a LIST."""
+        return dict(self.ballots.bodies(Kind.AGG, Agg, 0, self._subject(digest, piece)))
+
+    def gram_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Gram]:
+        """Who announced which partial Gram matrix for a slice of a LIST."""
+        return dict(self.ballots.bodies(Kind.GRAM, Gram, 0, self._subject(digest, piece)))
+
+    def _subject(self, digest: bytes, piece: Slice) -> bytes:
+        place = (digest, piece.first, piece.stop)
+        subject = self._subjects.get(place)
+        if subject is None:
+            subject = self._subjects[place] = slice_subject(digest, piece.first, piece.stop)
+        return subject
+
+
+@dataclass(slots=True)
+class Early:
+    """Messages of the next round, which cannot be filed before the seal that opens it is here."""
+
+    _entries: dict[bytes, BallotEntry] = field(default_factory=dict)
+    _bytes: dict[PeerId, int] = field(default_factory=dict)
+    _seats: int = 0
+
+    def keep(self, entry: BallotEntry, *, rounds: int) -> None:
+        """Keep one, if there is room for what its sender says of so many rounds."""
+        message = entry.message
+        if message.digest in self._entries:
+            return
+        if message.slot.kind is Kind.SEAT:
+            if self._seats >= limits.SEATS_ASKED_MAX:
+                return
+            self._seats += 1
+        else:
+            size = self._bytes.get(message.sender, 0) + len(message.encoded)
+            if size > rounds * limits.EARLY_BYTES_MAX:
+                return
+            self._bytes[message.sender] = size
+        self._entries[message.digest] = entry
+
+    def take(self) -> Iterator[BallotEntry]:
+        """All of them, in the order in which they came; they are forgotten."""
+        entries, self._entries = self._entries, {}
+        self._bytes.clear()
+        self._seats = 0
+        return iter(entries.values())
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Whether the message of that digest is there."""
+        return digest in self._entries
+
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return len(self._entries)
+
+    def values(self) -> ValuesView[BallotEntry]:
+        """All of them."""
+        return self._entries.values()
+
+
+@dataclass(slots=True)
+class Unlisted:
+    """Of one round. Each member has some room of its own."""
+
+    _entries: dict[bytes, dict[bytes, BallotEntry]] = field(default_factory=dict)
+    """By LIST and by message."""
+    _bytes: dict[PeerId, int] = field(default_factory=dict)
+
+    def keep(self, entry: BallotEntry) -> None:
+        """Keep one, if there is room for more of its sender."""
+        message, body = entry.message, entry.body
+        assert isinstance(body, Agg | Gram)
+        if message.digest in self._entries.get(body.list_digest, ()):
+            return
+        size = self._bytes.get(message.sender, 0) + len(message.encoded)
+        if size <= limits.EARLY_BYTES_MAX:
+            self._bytes[message.sender] = size
+            self._entries.setdefault(body.list_digest, {})[message.digest] = entry
+
+    def take(self, is_named: Callable[[bytes], bool]) -> list[BallotEntry]:
+        """Those of LISTs that are named by now, in the order in which they came."""
+        if not self._entries:
+            return []  # As nearly always.
+        found: list[BallotEntry] = []
+        for digest in [digest for digest in self._entries if is_named(digest)]:
+            found += self._entries.pop(digest).values()
+        for entry in found:
+            self._bytes[entry.message.sender] -= len(entry.message.encoded)
+        return found
+
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return sum(len(there) for there in self._entries.values())
+
 
 Lock = tuple[int, bytes]
 """The attempt of the latest own SEAL, and the digest of its LIST."""

@@ -9,10 +9,15 @@ nobody could bring it any more. Forks are found wherever both halves, or neighbo
 come together.
 """
 
+import heapq
 import logging
-from collections.abc import Iterable, Iterator
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+from blake3 import blake3
+
+from protocol import limits
 from protocol.entries import Entry, decode_entry
 from protocol.entry_kinds import (
     RULES,
@@ -24,16 +29,276 @@ from protocol.entry_kinds import (
     Invitation,
 )
 from protocol.errors import LimitError, PeerError, StateError
-from protocol.evidence import Evidence, decode_evidence, fork_evidence, is_evidence
-from protocol.gossiping.gossiped import Offered, OfferRefusal, OfferVerdict
+from protocol.evidence import BY_WORDS, Evidence, decode_evidence, fork_evidence, is_evidence
+from protocol.gossiping.gossiped import (
+    BUCKET_DOMAIN,
+    EMPTY_BUCKET,
+    NUM_BUCKETS,
+    Offered,
+    OfferRefusal,
+    OfferVerdict,
+)
 from protocol.hybrid_clock import is_ahead, stamp_s
 from protocol.identity import PeerId, Signer, short_id
-from protocol.shared_state.buckets import Buckets
-from protocol.shared_state.chains import Chains
-from protocol.shared_state.convictions import Convictions
-from protocol.shared_state.held import HeldEntry, held
 from protocol.shared_state.own import OwnChains, WrittenEntry
-from protocol.shared_state.room import EntryQuota, Rank
+from protocol.wire import decode
+
+
+@dataclass(slots=True, frozen=True, eq=False)
+class HeldEntry:
+    """One entry of the book. There may be a hundred thousand: no decoded form is kept."""
+
+    entry_id: bytes
+    encoded: bytes
+    kind: EntryKind
+    key: bytes
+    writer: PeerId
+    era: int
+    sequence: int
+    stamp: int
+    ends_s: float
+    is_final: bool
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Under one key of a writer the highest counts: the last, but for good what is final."""
+        return self.is_final, self.sequence
+
+    def entry(self) -> Entry:
+        """Decoded anew: it was sound when it came."""
+        return decode(Entry, self.encoded)
+
+
+def held(entry: Entry, encoded: bytes, writer: PeerId) -> HeldEntry:
+    """What is kept of `entry`; `writer` is its writer, as the object that is kept already."""
+    content = entry.content
+    return HeldEntry(
+        entry_id=entry.entry_id,
+        encoded=encoded,
+        kind=entry.kind,
+        key=entry.key,
+        writer=writer,
+        era=entry.era,
+        sequence=entry.sequence,
+        stamp=entry.stamp,
+        ends_s=entry.ends_s,
+        is_final=isinstance(content, Invitation) and content.is_revoked,
+    )
+
+
+class Buckets:
+    """A set of 32-byte ids.
+
+    A bucket's digest is over its sorted ids, made anew when it is asked for after a change. It is
+    no sum of fingerprints, which whoever chooses ids could make collide.
+    """
+
+    def __init__(self) -> None:
+        self._ids: list[list[bytes]] = [[] for _ in range(NUM_BUCKETS)]
+        self._digests = [EMPTY_BUCKET] * NUM_BUCKETS
+        self._dirty: set[int] = set()
+
+    def add(self, entry_id: bytes) -> None:
+        """Put in an id that is not in."""
+        insort(self._ids[entry_id[0]], entry_id)
+        self._dirty.add(entry_id[0])
+
+    def remove(self, entry_id: bytes) -> None:
+        """Take out an id that is in."""
+        bucket = self._ids[entry_id[0]]
+        del bucket[bisect_left(bucket, entry_id)]
+        self._dirty.add(entry_id[0])
+
+    def digests(self) -> tuple[bytes, ...]:
+        """One per bucket."""
+        for bucket in self._dirty:
+            self._digests[bucket] = blake3(BUCKET_DOMAIN + b"".join(self._ids[bucket])).digest()
+        self._dirty.clear()
+        return tuple(self._digests)
+
+    def ids_in(self, bucket: int) -> tuple[bytes, ...]:
+        """Ascending."""
+        return tuple(self._ids[bucket])
+
+
+class Chains:
+    """Per writer and kind what is held, by ascending sequence; under each key the last one only.
+
+    A chain is as short as its kind's `per_writer`, so it is a list that is walked.
+    """
+
+    def __init__(self) -> None:
+        self._chains: dict[EntryKind, dict[PeerId, list[HeldEntry]]] = {
+            kind: {} for kind in EntryKind
+        }
+
+    def of(self, writer: PeerId, kind: EntryKind) -> tuple[HeldEntry, ...]:
+        """Ascending."""
+        return tuple(self._chains[kind].get(writer, ()))
+
+    def of_kind(self, kind: EntryKind) -> Iterator[HeldEntry]:
+        """All of a kind, by writer as they came, each ascending."""
+        for chain in self._chains[kind].values():
+            yield from chain
+
+    def all(self) -> Iterator[HeldEntry]:
+        """Everything."""
+        for kind in EntryKind:
+            yield from self.of_kind(kind)
+
+    def writer(self, writer: PeerId) -> PeerId:
+        """The same key, as the object that is kept already: twenty thousand entries share it."""
+        for chains in self._chains.values():
+            chain = chains.get(writer)
+            if chain:
+                return chain[0].writer
+        return writer
+
+    def suspects(self, new: HeldEntry) -> tuple[HeldEntry, ...]:
+        """What is held and may contradict `new`: its namesakes and neighbours in the chain."""
+        chain = self._chains[new.kind].get(new.writer, ())
+        return tuple(one for one in chain if abs(one.sequence - new.sequence) <= 1)
+
+    def overtakes(self, new: HeldEntry) -> bool:
+        """Whether something of a higher rank is held under the key of `new`."""
+        chain = self._chains[new.kind].get(new.writer, ())
+        return any(one.key == new.key and one.rank >= new.rank for one in chain)
+
+    def is_crowded(self, new: HeldEntry) -> bool:
+        """Whether the writer has as many later entries as it may have."""
+        chain = self._chains[new.kind].get(new.writer, ())
+        later = sum(one.sequence > new.sequence and one.key != new.key for one in chain)
+        return later >= RULES[new.kind].per_writer
+
+    def insert(self, new: HeldEntry) -> list[HeldEntry]:
+        """Put in what nothing overtakes or crowds out; what goes for it."""
+        chain = self._chains[new.kind].setdefault(new.writer, [])
+        gone = [one for one in chain if one.key == new.key]
+        kept = [one for one in chain if one.key != new.key]
+        kept.append(new)
+        kept.sort(key=lambda one: one.sequence)
+        surplus = len(kept) - RULES[new.kind].per_writer
+        if surplus > 0:
+            gone += kept[:surplus]
+            del kept[:surplus]
+        chain[:] = kept
+        return gone
+
+    def remove(self, gone: Iterable[HeldEntry]) -> None:
+        """Take out entries that are in."""
+        for one in gone:
+            chains = self._chains[one.kind]
+            chain = chains[one.writer]
+            chain[:] = [other for other in chain if other is not one]
+            if not chain:
+                del chains[one.writer]
+
+
+class Convictions:
+    """At most one piece of evidence per peer and accusation, and EVIDENCE_MAX in all.
+
+    Evidence against members is never dropped; a member has a seat, and there are 64. That against
+    others goes when it is full, lowest id first: keys cost nothing, so anybody can convict as many
+    of the own as he likes. Evidence of wrong sums is large, and has a limit of its own.
+    """
+
+    def __init__(
+        self, is_member: Callable[[PeerId], bool], most: int = limits.EVIDENCE_MAX
+    ) -> None:
+        self._is_member = is_member
+        self._most = most
+        self._held: dict[tuple[PeerId, Accusation], Evidence] = {}
+
+    def against(self, peer: PeerId) -> tuple[Evidence, ...]:
+        """What convicts a peer."""
+        found = (self._held.get((peer, accusation)) for accusation in Accusation)
+        return tuple(one for one in found if one is not None)
+
+    def cut(self, peer: PeerId) -> int | None:
+        """The stamp from which on a convicted peer's entries count no more."""
+        return min((one.cut for one in self.against(peer)), default=None)
+
+    @property
+    def all(self) -> tuple[Evidence, ...]:
+        """By ascending peer and accusation."""
+        return tuple(self._held[place] for place in sorted(self._held))
+
+    def add(self, evidence: Evidence) -> tuple[Evidence, ...] | None:
+        """Take it in: what goes for it, nothing or one piece; None if it is not needed."""
+        place = (evidence.subject, evidence.accusation)
+        known = self._held.get(place)
+        if known is not None:
+            if known.rank <= evidence.rank:
+                return None
+            self._held[place] = evidence
+            return (known,)
+        self._held[place] = evidence
+        sums = [place for place in self._held if place[1] in BY_WORDS]
+        # Also where it is full: else each sum would take the place of something small.
+        are_many = len(sums) > limits.WRONG_SUMS_MAX
+        if not are_many and len(self._held) <= self._most:
+            return ()
+        lowest = min(sums if are_many else self._held, key=self._room_rank)
+        gone = self._held.pop(lowest)
+        return None if gone is evidence else (gone,)
+
+    def _room_rank(self, place: tuple[PeerId, Accusation]) -> tuple[bool, bytes]:
+        return self._is_member(place[0]), self._held[place].entry_id
+
+
+Rank = tuple[bool, int, bytes]
+"""Of a member, stamp, id: the lowest goes first."""
+
+
+_STALE_MAX = 64
+
+
+class EntryQuota:
+    """The total of one kind.
+
+    What is kept when it is full are the highest ranks ever offered: so replicas that heard the same
+    in different orders keep the same. The heap is there only while it is full; it may hold ids that
+    are gone, which are passed over.
+    """
+
+    def __init__(self, most: int, is_member: Callable[[PeerId], bool]) -> None:
+        self._most = most
+        self._is_member = is_member
+        self._heap: list[Rank] | None = None
+        self.count = 0
+
+    def rank(self, held: HeldEntry) -> Rank:
+        """The place of an entry."""
+        return self._is_member(held.writer), held.stamp, held.entry_id
+
+    def forget_ranks(self) -> None:
+        """Others are members now."""
+        self._heap = None
+
+    def lowest(
+        self, candidates: Callable[[], Iterable[HeldEntry]], is_held: Callable[[bytes], bool]
+    ) -> Rank | None:
+        """The rank that goes if one more comes; None while there is room."""
+        if self.count < self._most:
+            self._heap = None
+            return None
+        if self._heap is None or len(self._heap) > 2 * self.count + _STALE_MAX:
+            self._heap = [self.rank(one) for one in candidates()]
+            heapq.heapify(self._heap)
+        while not is_held(self._heap[0][2]):
+            heapq.heappop(self._heap)
+        return self._heap[0]
+
+    def added(self, held: HeldEntry) -> None:
+        """One more is held."""
+        self.count += 1
+        if self._heap is not None:
+            heapq.heappush(self._heap, self.rank(held))
+
+    def removed(self) -> None:
+        """One less is held."""
+        self.count -= 1
+
 
 logger = logging.getLogger(__name__)
 

@@ -22,15 +22,13 @@ from blake3 import blake3
 
 from dht.directory import KademliaDirectory
 from dht.transport.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
-from node.holdings.journal import FileJournal
+from node.holdings.journal import FileJournal, WriteAhead
 from node.holdings.shard_store import ShardStore, State, Vector
 from node.holdings.states import round_config
-from node.holdings.write_ahead import WriteAhead
 from node.peers.links import CONTROL_PROTOCOL, Links
 from node.plane.bulk_streams import BULK_PROTOCOL, BulkStreams
-from node.plane.gathered import Gathered
+from node.plane.gathered import Gathered, PartialCells
 from node.plane.hooks import NodeHooks
-from node.plane.partial_cells import PartialCells
 from node.plane.served import Served
 from node.plane.state_streams import StateParts
 from node.state.config import PeerAddress

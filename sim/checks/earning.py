@@ -51,7 +51,7 @@ def capped_weights(
     named: SealValue, weights: dict[PeerId, int], classes: Mapping[PeerId, str], share: float
 ) -> dict[PeerId, int]:
     """R10: those whose training too few others can run again weigh `share` together, written down
-    once more from the words of `protocol.rounds.unaudited`. A float is a whole number over a
+    once more from the words of `protocol.rounds.ramp`. A float is a whole number over a
     power of two, so this is exact."""
     voters = [seat.peer for seat in named.roster.seats if seat.voter_since >= 0]
     bad = (len(voters) - 1) // 3

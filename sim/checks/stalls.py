@@ -14,7 +14,7 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Kind
 from protocol.rounds.agreement import TIME_OUT_AFTER
-from protocol.rounds.deadlines import GROWTH, GROWTH_STEPS_MAX
+from protocol.rounds.lapses import GROWTH, GROWTH_STEPS_MAX
 from sim.checks.history import History
 
 ROUNDS_ALLOWED = 3

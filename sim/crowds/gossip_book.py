@@ -3,7 +3,7 @@
 from blake3 import blake3
 
 from protocol.gossiping.gossiped import Offered, OfferVerdict
-from protocol.shared_state.buckets import Buckets
+from protocol.shared_state.book import Buckets
 
 MARK = b"sim entry "
 """What every sound entry begins with; all else is its bringer's fault."""

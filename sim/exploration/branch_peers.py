@@ -1,6 +1,6 @@
 """One real machine that may go on without a quorum (R4): where it stands, whom it met, its disk.
 
-Beside the machine runs the shipped `protocol.rounds.meeting`, told of heartbeats and branches as a
+Beside the machine runs the shipped `protocol.rounds.standing`, told of heartbeats and branches as a
 NodeCore tells it. The store is a toy that does what `node.holdings.shard_store` does to states.
 """
 
@@ -15,11 +15,10 @@ from protocol.errors import ProofError
 from protocol.frames import Branch, Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import Kind, SealCertificate, SealValue
-from protocol.rounds.meeting import ASK_AFTER_S, WAIT_S, Meeting, _Peer
-from protocol.rounds.reach import Reach
 from protocol.rounds.restart import Restart
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundConfig
+from protocol.rounds.standing import ASK_AFTER_S, WAIT_S, Meeting, Reach, _Peer
 from sim.exploration import peers
 from sim.exploration.copies import fork, key_of
 from sim.exploration.peers import Deed, Effect, MachinePeer, Peers

@@ -22,10 +22,10 @@ from protocol.messages import (
     SignedMessage,
     Slot,
 )
-from protocol.rounds import branch_tree, branches
-from protocol.rounds.bit_maps import pack_senders
-from protocol.rounds.branch_tree import Drift, Tree
-from protocol.rounds.branches import Position
+from protocol.rounds import branches
+from protocol.rounds import branches as branch_tree
+from protocol.rounds.belief import pack_senders
+from protocol.rounds.branches import Drift, Position, Tree
 from protocol.rounds.roster import ClockRules, ListedContribution, next_clock, next_roster
 from protocol.wire import encode
 

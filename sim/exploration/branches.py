@@ -1,6 +1,6 @@
 """The model of branches (R4): links change, sides go on alone, heal, and seal on.
 
-What is decided is decided by `protocol.rounds.branches`, `protocol.rounds.branch_tree` and
+What is decided is decided by `protocol.rounds.branches`, `protocol.rounds.branches` and
 `protocol.rounds.roster`, over real seal values; the model adds only what the world does. Links join
 peers into groups that hear each other at once and whole. A round's agreement takes two steps: a
 quorum certifies a LIST and SOME voters SEAL it; the others hear of it later or never. A peer that

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from protocol.identity import PeerId
 from protocol.messages import Roster, SeatRecord
 from protocol.rounds import roster as rosters
-from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.belief import pack_senders
 from sim.exploration.table import LETTERS
 from sim.exploration.windows import commit_naming
 from sim.world.nodes import peer_named

@@ -26,7 +26,6 @@ from protocol.messages import (
 from protocol.rounds.agreed import result_place
 from protocol.rounds.agreement import time_out_s
 from protocol.rounds.ballots import BallotEntry, Ballots
-from protocol.rounds.gathering import Gathering, GatheringAll
 from protocol.rounds.lapses import HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER, LIST_LATE_AFTER
 from protocol.rounds.proposal import (
     LIST_AFTER,
@@ -34,6 +33,7 @@ from protocol.rounds.proposal import (
     SECOND_HAVE_AFTER,
     SECOND_LIST_AFTER,
 )
+from protocol.rounds.reducers import Gathering, GatheringAll
 from protocol.rounds.restart import Restart
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundConfig, RoundView

@@ -4,7 +4,7 @@ Links join peers into sides. Within a side a peer hears, at any time or never, w
 it holds, cut off before its SEALs or before its VOTEs or whole; meets it, answered or not; gets
 bytes that somebody there has. Suspicions follow the links, peer by peer, at any time. Peers are
 killed and restart, freeze and wake. What is decided is decided by `protocol.rounds.round_machine`
-and `protocol.rounds.meeting`.
+and `protocol.rounds.standing`.
 """
 
 from collections.abc import Iterable, Iterator

@@ -25,7 +25,7 @@ from protocol.messages import (
     list_digest,
     sign_message,
 )
-from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.belief import pack_senders
 from protocol.rounds.reducers import slices
 from sim.exploration.post import Letter
 from sim.exploration.toys import contributed, toy_config

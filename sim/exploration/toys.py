@@ -4,7 +4,7 @@ from blake3 import blake3
 
 from protocol import events as ev
 from protocol.identity import PeerId
-from protocol.rounds.deadlines import LearnedDeadline
+from protocol.rounds.lapses import LearnedDeadline
 from protocol.rounds.roster import ClockRules
 from protocol.rounds.round_view import RoundConfig
 

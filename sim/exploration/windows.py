@@ -19,7 +19,7 @@ from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from protocol.messages import Commit, Roster, SeatRecord
 from protocol.rounds import roster as rosters
-from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.belief import pack_senders
 from protocol.rounds.turns import TURN_ROUNDS
 from sim.exploration.table import LETTERS
 from sim.world.nodes import peer_named

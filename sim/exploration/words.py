@@ -13,7 +13,7 @@ from typing import NamedTuple
 from protocol.identity import PeerId
 from protocol.messages import Commit, Roster
 from protocol.rounds import roster as rosters
-from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.belief import pack_senders
 from protocol.rounds.roster import liars
 from sim.exploration.table import seat
 from sim.exploration.windows import commit_naming

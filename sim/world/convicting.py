@@ -6,7 +6,7 @@ linked peers push what is new, and tell a new neighbour what they hold.
 
 from node.reporting.tracing import Convicted
 from protocol import events as ev
-from protocol.core.strikes import Strikes
+from protocol.core.budgets import Strikes
 from protocol.errors import PeerError
 from protocol.evidence import Evidence, decode_evidence
 from protocol.gossip import Entries

@@ -22,7 +22,7 @@ from blake3 import blake3
 from node.holdings.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
 from node.holdings.recovery import StoredState
 from node.holdings.shard_store import ShardStore
-from node.plane.partial_cells import PartialCells
+from node.plane.gathered import PartialCells
 from node.plane.served import FindCheckpoint, StateInMemory
 from protocol.identity import PeerId
 from protocol.messages import SealCertificate

@@ -13,11 +13,10 @@ from node.holdings.batch import batch_of
 from node.holdings.recovery import StoredState, take_state
 from node.holdings.shard_store import State
 from node.peers.bent_links import FLOOD_BYTES_PER_S
-from node.peers.handing_over import HAND_OVER_S_MAX, HandingOver
-from node.peers.lingering import Lingering
+from node.peers.leaving import HAND_OVER_S_MAX, HandingOver, Lingering
 from node.plane import bulk
+from node.plane.bulk import seat_proven
 from node.plane.gathered import Gathered
-from node.plane.seat_proof import seat_proven
 from node.plane.served import Served
 from node.reporting.tracing import (
     Adopted,
@@ -31,8 +30,7 @@ from node.reporting.tracing import (
 )
 from protocol import events as ev
 from protocol import limits
-from protocol.core.budgets import Budgets, about_bytes, cost_s
-from protocol.core.strikes import Strikes
+from protocol.core.budgets import Budgets, Strikes, about_bytes, cost_s
 from protocol.frames import Chain, Frame
 from protocol.gossip import Entries
 from protocol.identity import PeerId, short_id
@@ -373,7 +371,7 @@ class Edge(SimNode):
                 self.world.push(self.world.now_s + GONE_S, self, self._told_gone, other)
 
     def _told_gone(self, other: SimNode) -> None:
-        """As `node.peers.probing`: the system of a process that ended refuses connections."""
+        """As `node.peers.links`: the system of a process that ended refuses connections."""
         if other.peer not in self.wires and not other.is_alive:
             self.tell(ev.Unlinked(other.peer, is_gone=True))
 

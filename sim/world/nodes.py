@@ -12,10 +12,10 @@ import numpy as np
 from blake3 import blake3
 
 from node.holdings.shard_store import Item, ShardStore, State
-from node.holdings.work_store import WorkStore
 from node.plane.gathered import Gathered
 from node.plane.hooks import NodeHooks
 from node.plane.served import Served
+from node.plane.work_desk import WorkStore
 from node.reporting.tracing import Record
 from protocol import events as ev
 from protocol.core.node_core import NodeCore

@@ -5,8 +5,8 @@ the bit, or by the bytes themselves. A node that holds anything else finds no en
 own out. So nobody is said to hold what it would not hold; what is not seen is a node whose own
 arithmetic goes wrong on equal inputs. That is why some worlds share nothing (`shares`).
 
-The rules ask a seam for what follows from seals (`protocol.rounds.derived`) and know no more of it;
-the rest lies at the edge. A real node has nothing like it.
+The rules ask a seam for what follows from seals (`round_config.Derived`) and know no
+more of it; the rest lies at the edge. A real node has nothing like it.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -9,10 +9,9 @@ from math import inf
 
 from node.holdings.shard_store import Item
 from node.plane import bulk
-from node.plane.bulk_queue import PushQueue
+from node.plane.bulk_queue import PushQueue, Throttle
 from node.plane.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
 from node.plane.gathered import WrongStep
-from node.plane.throttle import Throttle
 from node.plane.work_desk import EARLY_S
 from protocol import events as ev
 from protocol import limits

@@ -12,7 +12,7 @@ from node.holdings.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJo
 from node.holdings.receipts import RECEIPTS_FILE
 from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, read_records
 from node.holdings.shard_store import Item
-from node.plane.partial_cells import FETCH_FILE, PartialCells
+from node.plane.gathered import FETCH_FILE, PartialCells
 from node.settings.run_store import founded_runs
 from node.settings.run_template import run_file_text
 from node.state.folder import (
@@ -256,7 +256,7 @@ TARGETS = [
     ),
     Target(
         name="fetched cells",
-        covers=("node.plane.partial_cells.PartialCells.read",),
+        covers=("node.plane.gathered.PartialCells.read",),
         read=_partial_cells,
         errors=(),
         examples=_fetched_cells,

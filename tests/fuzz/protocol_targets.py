@@ -3,8 +3,8 @@
 from functools import partial
 from typing import Any
 
-from node.peers.announcement import Announcement
 from node.peers.invite import Invite, InvitePeer
+from node.peers.links import Announcement
 from node.peers.public_runs import RunAdvert
 from node.peers.two_histories import ToldFile
 from node.using.ledger import FORMAT, ExportHead

@@ -7,14 +7,12 @@ from pathlib import Path
 import numpy as np
 import trio
 
-from node.holdings.journal import FileJournal
+from node.holdings.journal import FileJournal, WriteAhead
 from node.holdings.shard_store import ShardStore, State
 from node.holdings.states import round_config
-from node.holdings.write_ahead import WriteAhead
 from node.plane.bulk_streams import BulkStreams
-from node.plane.gathered import Gathered
+from node.plane.gathered import Gathered, PartialCells
 from node.plane.hooks import NodeHooks
-from node.plane.partial_cells import PartialCells
 from node.plane.served import Served
 from node.plane.state_streams import StateParts
 from node.status.board import EventLog

@@ -31,7 +31,7 @@ from node.reporting.narrator import FAULTS_SHOWN_MAX
 from node.state.config import PeerAddress, parse_peer_address
 from node.state.stored_manifest import read_signed_manifest
 from protocol import limits
-from protocol.core.strikes import PAUSE_S, STRIKES_MAX
+from protocol.core.budgets import PAUSE_S, STRIKES_MAX
 from protocol.errors import BarnraiseError
 from protocol.frames import (
     Bulk,

@@ -19,7 +19,7 @@ from node.state.folder import (
     write_atomically,
 )
 from node.state.keystore import load_or_create_identity
-from node.state.usual_place import shown_state
+from node.state.ownership import shown_state
 from protocol.errors import ConfigError
 
 posix = pytest.mark.skipif(os.name != "posix", reason="file modes are those of POSIX")

@@ -23,8 +23,8 @@ from protocol.identity import Ed25519Signer, PeerId
 from protocol.messages import Kind, List, Roster, Seat, Vote
 from protocol.rounds import agreement, proposal, restart, roster, round_view
 from protocol.rounds.agreement import DueStatement
-from protocol.rounds.deadlines import LearnedDeadline
 from protocol.rounds.fates import Fates
+from protocol.rounds.lapses import LearnedDeadline
 from protocol.rounds.round_machine import RoundMachine
 from tests.sim.broken_hearing import HEARING
 from tests.sim.broken_open import (
@@ -126,7 +126,7 @@ def _attempt_forgotten() -> Iterator[None]:
 
     with (
         patch("protocol.rounds.round_machine.refill", refill_half),
-        patch("protocol.rounds.silence.refill", refill_half),
+        patch("protocol.rounds.restart.refill", refill_half),
     ):
         yield
 

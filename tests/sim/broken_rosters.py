@@ -7,7 +7,7 @@ from unittest.mock import patch
 from protocol.identity import PeerId
 from protocol.messages import SeatRecord
 from protocol.rounds import roster
-from protocol.rounds.told import CommitReports
+from protocol.rounds.roster import CommitReports
 
 
 def _named(what: str, found: Any) -> AbstractContextManager[Any]:

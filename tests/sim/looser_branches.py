@@ -10,7 +10,8 @@ from typing import Any
 from unittest.mock import patch
 
 from protocol.messages import Kind
-from protocol.rounds import branch_tree, branches, overlap
+from protocol.rounds import branches, overlap
+from protocol.rounds import branches as branch_tree
 from protocol.rounds.branches import Opening, Position
 from protocol.rounds.roster import has_quorum
 from sim.exploration import branch_seals

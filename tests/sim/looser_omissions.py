@@ -13,11 +13,10 @@ import protocol.rounds.proposal
 import protocol.rounds.roster
 from protocol.identity import PeerId
 from protocol.messages import Have, SeatRecord
-from protocol.rounds.belief import Belief
-from protocol.rounds.bit_maps import unpack_senders
+from protocol.rounds.belief import Belief, unpack_senders
 from protocol.rounds.proposal import said_haves
+from protocol.rounds.roster import CommitReports
 from protocol.rounds.round_view import RoundView
-from protocol.rounds.told import CommitReports
 
 Loosened = AbstractContextManager[Any]
 

@@ -9,15 +9,14 @@ from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
 
-import protocol.rounds.meeting
 import protocol.rounds.restart
 import protocol.rounds.round_machine
+import protocol.rounds.standing
 from protocol import events as ev
 from protocol.messages import Kind, SealCertificate, SignedMessage, Slot
 from protocol.rounds import branches
 from protocol.rounds.ballots import BallotEntry, Ballots
-from protocol.rounds.branch_tree import Tree
-from protocol.rounds.branches import Lock, Position
+from protocol.rounds.branches import Lock, Position, Tree
 from protocol.rounds.roster import has_quorum
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundView
@@ -52,7 +51,7 @@ def slots_without_the_branch() -> Iterator[None]:
     with (
         patch.object(RoundView, "slot", slot),
         patch.object(protocol.rounds.round_machine, "concerns", concerns),
-        patch.object(protocol.rounds.meeting, "_check_link", lambda *_: None),
+        patch.object(protocol.rounds.standing, "_check_link", lambda *_: None),
     ):
         yield
 
@@ -95,7 +94,7 @@ def merge_by_tokens() -> Loosened:
     def better_head(tree: Tree, positions: Any, locks: frozenset[Lock]) -> Position:
         return branches.better_head(tree, positions, ())
 
-    return patch.object(protocol.rounds.meeting, "better_head", better_head)
+    return patch.object(protocol.rounds.standing, "better_head", better_head)
 
 
 def kinds_share_an_attempt() -> Loosened:

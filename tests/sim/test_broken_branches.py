@@ -13,10 +13,9 @@ from node.holdings.shard_store import ShardStore
 from protocol.messages import Kind, SignedMessage
 from protocol.rounds.ballots import Ballots
 from protocol.rounds.branches import Opening, Position
-from protocol.rounds.reach import Reach
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundView
-from protocol.rounds.standing import Standing
+from protocol.rounds.standing import Reach, Standing
 from sim.trials.outcome import Violation
 from sim.trials.scenario import Scenario
 from sim.trials.scenario_file import read_scenario_file

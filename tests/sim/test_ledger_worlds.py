@@ -11,7 +11,7 @@ from protocol import limits
 from protocol.leases import Lease
 from protocol.messages import Commit
 from protocol.rounds import agreement
-from protocol.rounds.lease_trace import num_forgotten
+from protocol.rounds.chain import num_forgotten
 from sim.checks.invariants import InvariantBroken
 from tests.sim.mixed import Mixed
 

@@ -6,7 +6,7 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.plane.bulk_checks import TOGETHER_MAX, Checks
+from node.plane.bulk import TOGETHER_MAX, Checks
 from protocol.errors import ProofError
 
 

@@ -8,8 +8,8 @@ import pytest
 import trio
 
 from node.plane import bulk_queue
+from node.plane.bulk_queue import YIELD_TIMES
 from node.plane.bulk_streams import BULK_PROTOCOL
-from node.plane.throttle import YIELD_TIMES
 from protocol import events as ev
 from protocol import limits
 from protocol.frames import Bulk

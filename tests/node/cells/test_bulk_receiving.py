@@ -7,10 +7,8 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from node.holdings.shard_store import Item
-from node.plane.bulk_receiving import READ_AHEAD, Inbound
-from node.plane.bulk_sending import THROUGH
-from node.plane.bulk_streams import STREAMS_MAX
-from node.plane.line_limits import LineLimits
+from node.plane.bulk_queue import LineLimits
+from node.plane.bulk_streams import READ_AHEAD, STREAMS_MAX, THROUGH, Inbound
 from protocol.errors import PeerError, ProofError, StreamClosedError
 from protocol.transport import Stream
 from tests.memory_transport import MemoryNetwork, stream_pair

@@ -7,10 +7,9 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.plane import uplink
-from node.plane.bulk_queue import WINDOW_BYTES_MAX, WINDOW_BYTES_START, SendWindow
+from node.plane import bulk_queue as uplink
+from node.plane.bulk_queue import WINDOW_BYTES_MAX, WINDOW_BYTES_START, LineLimits, SendWindow
 from node.plane.bulk_streams import BULK_PROTOCOL, STALL_S
-from node.plane.line_limits import LineLimits
 from protocol import events as ev
 from protocol import limits
 from protocol.errors import NetworkError, PeerError, StreamClosedError

@@ -11,8 +11,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from node.holdings.shard_store import Item
 from node.plane import bulk
-from node.plane.bulk_sending import STALL_SPARE_S, put_off
-from node.plane.bulk_streams import BULK_PROTOCOL, OVERTAKEN_S, STALL_S
+from node.plane.bulk_streams import BULK_PROTOCOL, OVERTAKEN_S, STALL_S, STALL_SPARE_S, put_off
 from node.plane.hooks import FlipByte, NodeHooks
 from protocol import events as ev
 from protocol import limits

@@ -9,13 +9,11 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.holdings.cell_memory import LARGE_BYTES
 from node.holdings.shard_store import Item
+from node.holdings.states import LARGE_BYTES
 from node.plane.bulk import part_root
-from node.plane.bulk_queue import WINDOW_BYTES_MAX, Meter, SendWindow
-from node.plane.bulk_receiving import Inbound
-from node.plane.bulk_sending import THROUGH, num_together, send_items
-from node.plane.line_limits import LineLimits
+from node.plane.bulk_queue import WINDOW_BYTES_MAX, LineLimits, Meter, SendWindow
+from node.plane.bulk_streams import THROUGH, Inbound, num_together, send_items
 from protocol import events as ev
 from protocol import limits
 from protocol.errors import PeerError

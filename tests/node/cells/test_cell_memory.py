@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from node.holdings import cell_memory
-from node.holdings.cell_memory import LARGE_BYTES, CellMemory
+from node.holdings import states as cell_memory
+from node.holdings.states import LARGE_BYTES, CellMemory
 
 SIZE = LARGE_BYTES + 100
 WHOLE = -(-SIZE // mmap.PAGESIZE) * mmap.PAGESIZE

@@ -9,7 +9,7 @@ import pytest
 
 from node.holdings.checkpoints import Checkpoints, stored_states
 from node.holdings.shard_store import ShardStore
-from node.plane.checkpoint_source import checkpoint_finder
+from node.plane.served import checkpoint_finder
 from protocol.errors import DecodeError, ProofError, StateError
 from protocol.events import ListEntry
 from protocol.grid import merkle_root

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import trio
 
+from node.plane.bulk_queue import LineLimits
 from node.plane.bulk_streams import BULK_PROTOCOL, STALL_S
-from node.plane.line_limits import LineLimits
 from node.state.config import NodeConfig
 from protocol import events as ev
 from protocol.errors import ConfigError

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.plane.uplink import SAMPLE_BYTES, SAMPLES_KEPT, Uplink
+from node.plane.bulk_queue import SAMPLE_BYTES, SAMPLES_KEPT, Uplink
 
 MIB = 1 << 20
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from node.holdings.states import Item
-from node.holdings.work_store import WorkStore
+from node.plane.work_desk import WorkStore
 from protocol.errors import PeerError
 from protocol.grid import EMPTY_ROOT, Layout, ShardSpec, TensorSpec
 from protocol.segments import cells_of, root_of, vectors_of

@@ -14,7 +14,7 @@ from functools import cache
 
 import pytest
 
-from node.holdings import journal_records
+from node.holdings import journal as journal_records
 from node.holdings.journal import SLOTS_FILE
 from protocol.messages import decode_message
 from protocol.wire import decode

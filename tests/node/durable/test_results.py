@@ -12,10 +12,10 @@ import trio
 import trio.lowlevel
 import trio.testing
 
-from node.holdings import results, write_ahead
-from node.holdings.journal import FileJournal
+from node.holdings import journal as write_ahead
+from node.holdings import results
+from node.holdings.journal import FileJournal, WriteAhead
 from node.holdings.results import ResultFiles
-from node.holdings.write_ahead import WriteAhead
 from protocol import limits
 from protocol.grid import cell_root
 from sim.world.files import Fate, SimFiles

@@ -1,6 +1,6 @@
 """Where peers may be dialled: what was named and what is announced stand beside each other."""
 
-from node.peers.address_book import KNOWN_MAX, NAMED_MAX, AddressBook, Merit
+from node.peers.dialling import KNOWN_MAX, NAMED_MAX, AddressBook, Merit
 from protocol.identity import Ed25519Signer, PeerId
 
 PEER = Ed25519Signer(b"p" * 32).peer_id

@@ -6,12 +6,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from node.peers.address_book import KNOWN_MAX, AddressBook
 from node.peers.dialling import (
     AT_ONCE_MAX,
+    KNOWN_MAX,
     LINKED_A_SECOND,
     LINKS_ENOUGH,
     STRANGE_AT_ONCE_MAX,
+    AddressBook,
     Dial,
     DialContext,
     DialDecider,

@@ -1,7 +1,7 @@
 """Who is needed for its vote, and until when it works on."""
 
 from node.holdings.states import round_config
-from node.peers.handing_over import HandingOver
+from node.peers.leaving import HandingOver
 from protocol import events as ev
 from protocol.core.node_core import NodeCore
 from protocol.frames import Heartbeat

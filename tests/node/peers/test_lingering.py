@@ -1,7 +1,7 @@
 """Who is waited for behind the last round, and for how long."""
 
 from node.holdings.states import round_config
-from node.peers.lingering import LAST_BEAT_S, Lingering
+from node.peers.leaving import LAST_BEAT_S, Lingering
 from protocol import events as ev
 from protocol.core.node_core import NodeCore
 from protocol.frames import Heartbeat

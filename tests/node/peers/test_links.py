@@ -14,10 +14,8 @@ from dht.directory import KademliaDirectory
 from dht.kademlia.keyspace import topic_key
 from dht.kademlia.records import SignedRecord, sign_record
 from dht.kademlia.routing import Contact
-from node.peers.address_book import KNOWN_MAX
-from node.peers.announcement import Announcement
-from node.peers.dialling import DialContext, KnownProgress, Worth
-from node.peers.links import CONTROL_PROTOCOL, QUEUE_FRAMES, WRITE_S, YIELD_S, Links
+from node.peers.dialling import KNOWN_MAX, DialContext, KnownProgress, Worth
+from node.peers.links import CONTROL_PROTOCOL, QUEUE_FRAMES, WRITE_S, YIELD_S, Announcement, Links
 from node.state.config import PeerAddress
 from protocol import events as ev
 from protocol.core.budgets import SHARE, cost_s

@@ -10,7 +10,7 @@ import trio.testing
 
 from node.peers.links import HELLOS_MAX
 from protocol import events as ev
-from protocol.core.strikes import PAUSE_S, STRIKES_MAX
+from protocol.core.budgets import PAUSE_S, STRIKES_MAX
 from protocol.errors import BarnraiseError, DecodeError
 from protocol.frames import Hello, Refusal, encode_frame
 from protocol.identity import PeerId

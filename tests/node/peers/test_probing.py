@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.peers.probing import probe
+from node.peers.links import probe
 from protocol import events as ev
 from tests.node.builders import peers_named
 

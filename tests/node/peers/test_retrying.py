@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.peers.retrying import pause_s
+from node.peers.dialling import pause_s
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,13 @@ import random
 
 import pytest
 
-from protocol.core.strikes import (
+from protocol.core.budgets import (
     FORGOTTEN_S,
     GOOD_S,
     PAUSE_S,
     PAUSE_S_MAX,
-    PEERS_MAX,
     STRIKES_MAX,
+    STRUCK_MAX,
     Strikes,
 )
 from protocol.identity import PeerId
@@ -74,18 +74,18 @@ def test_a_long_time_without_strikes_makes_the_next_pause_a_first_one() -> None:
 def test_made_up_names_take_no_memory_and_do_not_end_a_pause() -> None:
     strikes = Strikes()
     struck(strikes, STRIKES_MAX)
-    for number in range(10 * PEERS_MAX):
+    for number in range(10 * STRUCK_MAX):
         strikes.strike(peer(10 + number), 1.0)
     assert strikes.is_paused(LIAR, 1.0)
-    assert len(strikes._records) <= PEERS_MAX
+    assert len(strikes._records) <= STRUCK_MAX
 
 
 def test_names_that_are_all_paused_take_no_more_memory_either() -> None:
     strikes = Strikes()
-    for number in range(2 * PEERS_MAX):
+    for number in range(2 * STRUCK_MAX):
         struck(strikes, STRIKES_MAX, who=peer(number))
-    assert len(strikes._records) == PEERS_MAX
-    assert strikes.is_paused(peer(2 * PEERS_MAX - 1), 0.0)
+    assert len(strikes._records) == STRUCK_MAX
+    assert strikes.is_paused(peer(2 * STRUCK_MAX - 1), 0.0)
 
 
 def test_strikes_of_one_peer_change_nothing_for_another(seed: int) -> None:

@@ -6,7 +6,7 @@ import trio
 
 from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator
 from node.status.board import EventLog
-from protocol.catching_up.progress import Progress
+from protocol.catching_up.catchup import Progress
 from protocol.identity import KeyedHashSigner
 from protocol.rounds.restart import Restart
 from protocol.rounds.round_machine import RoundMachine

@@ -21,7 +21,7 @@ from protocol.rounds.agreed import (
 )
 from protocol.rounds.agreement import is_given_up
 from protocol.rounds.ballots import BallotEntry
-from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.belief import pack_senders
 from protocol.rounds.proposal import (
     complete_senders,
     held_runs,

@@ -13,8 +13,8 @@ from protocol.rounds.agreement import (
     time_out_s,
 )
 from protocol.rounds.ballots import BallotEntry
-from protocol.rounds.deadlines import LearnedDeadline
-from protocol.rounds.rates import Rates
+from protocol.rounds.lapses import LearnedDeadline
+from protocol.rounds.reducers import Rates
 from sim.world.world import peer_named
 from tests.node.builders import (
     CONFIG,

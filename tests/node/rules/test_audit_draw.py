@@ -6,8 +6,14 @@ from dataclasses import replace
 import pytest
 from blake3 import blake3
 
-from protocol.auditing.audit_draw import SUSPECT_RATE, Drawn, drawn, may_accuse
-from protocol.auditing.audit_rounds import NOTHING, AuditedRound
+from protocol.auditing.audit_rounds import (
+    NOTHING,
+    SUSPECT_RATE,
+    AuditedRound,
+    Drawn,
+    drawn,
+    may_accuse,
+)
 from protocol.grid import EMPTY_ROOT
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec

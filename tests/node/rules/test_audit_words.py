@@ -7,7 +7,7 @@ import pytest
 from protocol import events as ev
 from protocol import limits
 from protocol.auditing.audit_rounds import NOTHING, AuditedRound
-from protocol.auditing.audit_words import REFUTED_MAX, REFUTED_ROUNDS, SHUT_ROUNDS, Judge, Key
+from protocol.auditing.audits_machine import REFUTED_MAX, REFUTED_ROUNDS, SHUT_ROUNDS, Judge, Key
 from protocol.entry_kinds import Accusation
 from protocol.evidence import decode_evidence
 from protocol.identity import Ed25519Signer, PeerId

@@ -7,10 +7,8 @@ from typing import Any
 from blake3 import blake3
 
 from protocol import events as ev
-from protocol.auditing.audit_access import is_accused
-from protocol.auditing.audit_rounds import Rounds
+from protocol.auditing.audit_rounds import Onion, Rounds, is_accused
 from protocol.auditing.audits_machine import Audits
-from protocol.auditing.onions import Onion
 from protocol.entry_kinds import Accusation
 from protocol.evidence import decode_evidence
 from protocol.grid import EMPTY_ROOT

@@ -6,7 +6,7 @@ import pytest
 from blake3 import blake3
 
 from protocol.errors import StateError
-from protocol.rounds.branch_tree import (
+from protocol.rounds.branches import (
     Drift,
     Tree,
     choose_drifts,

@@ -9,12 +9,12 @@ from blake3 import blake3
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Seal, SealValue, Vote, decode_message, sign_message
 from protocol.rounds import roster as rosters
-from protocol.rounds.branch_tree import Tree
 from protocol.rounds.branches import (
     Lock,
     Opening,
     Position,
     SealSeen,
+    Tree,
     better_head,
     contributors,
     head_behind,

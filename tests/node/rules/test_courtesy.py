@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.rounds.courtesy import (
+from protocol.rounds.lapses import (
     ASKED_S,
     BUDGET_S,
     DEADLINE_SHARE,

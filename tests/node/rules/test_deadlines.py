@@ -2,7 +2,7 @@
 
 import pytest
 
-from protocol.rounds.deadlines import (
+from protocol.rounds.lapses import (
     GROWTH,
     GROWTH_STEPS_MAX,
     MARGIN,

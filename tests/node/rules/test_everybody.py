@@ -7,7 +7,7 @@ from protocol.frames import Bulk
 from protocol.messages import Agg, Gram, Have, Held, Kind, Seal, slice_subject
 from protocol.rounds import supply
 from protocol.rounds.agreement import learn
-from protocol.rounds.deadlines import LearnedDeadline
+from protocol.rounds.lapses import LearnedDeadline
 from protocol.rounds.proposal import awaited_haves, complete_senders, propose
 from protocol.rounds.reducers import Slice
 from tests.node.builders import (

@@ -1,8 +1,7 @@
 """Who is to hold parts: of open runs those whose word that they do counts."""
 
 from protocol.rounds.belief import belief_of
-from protocol.rounds.gathering import Gathering
-from protocol.rounds.reducers import Slice
+from protocol.rounds.reducers import Gathering, Slice
 from tests.node.builders import peers_named, roster_of
 
 PEERS = peers_named(8)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from protocol.messages import Roster
-from protocol.rounds.idlers import Idlers
+from protocol.rounds.lapses import Idlers
 from tests.node.builders import peers_named, roster_of
 
 A, B, C, GHOST = peers_named(4)

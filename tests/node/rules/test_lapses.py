@@ -7,8 +7,7 @@ import pytest
 from protocol.messages import Agg, Kind, slice_subject
 from protocol.rounds.agreement import due_times, has_timed_out, is_given_up
 from protocol.rounds.ballots import BallotEntry
-from protocol.rounds.deadlines import LearnedDeadline
-from protocol.rounds.lapses import LIST_LATE_AFTER, note_lapses, owed
+from protocol.rounds.lapses import LIST_LATE_AFTER, LearnedDeadline, note_lapses, owed
 from tests.node.builders import Voice, head_of, list_body, peers_named, view_of
 
 SIX = peers_named(6)

@@ -12,7 +12,7 @@ from protocol.limits import LEASE_INTERVALS_MAX
 from protocol.manifest import CorpusSpec
 from protocol.messages import Commit, Interval, SealClock, SealValue
 from protocol.rounds import roster as rosters
-from protocol.rounds.lease_trace import num_forgotten, num_in_flight
+from protocol.rounds.chain import num_forgotten, num_in_flight
 from protocol.rounds.roster import ClockRules, ListedContribution, next_clock
 from tests.node.builders import commit_body, head_of, peers_named
 from training.data.corpus import BlockDataset

@@ -8,9 +8,8 @@ from protocol.errors import ProofError
 from protocol.frames import Branch, WantBranch
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, Roster, Seal, SealCertificate, SealValue
-from protocol.rounds import meeting
-from protocol.rounds.meeting import Meeting
-from protocol.rounds.standing import Standing
+from protocol.rounds import standing as meeting
+from protocol.rounds.standing import Meeting, Standing
 from tests.node.builders import Voice, head_of, peers_named, roster_of, view_of
 
 A, B, C, D = peers_named(4)

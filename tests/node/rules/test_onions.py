@@ -2,7 +2,7 @@
 
 import random
 
-from protocol.auditing.onions import GAP_MAX, LAYERS, Onion, beacon, follows, share
+from protocol.auditing.audit_rounds import GAP_MAX, LAYERS, Onion, beacon, follows, share
 from protocol.identity import Ed25519Signer, KeyedHashSigner, PeerId
 
 RUN = bytes(32)

@@ -9,9 +9,8 @@ from protocol.messages import Have, Held, Kind, List
 from protocol.rounds import proposal
 from protocol.rounds.agreement import statements
 from protocol.rounds.ballots import BallotEntry
-from protocol.rounds.bit_maps import pack_senders, unpack_senders
-from protocol.rounds.deadlines import LearnedDeadline
-from protocol.rounds.lapses import note_lapses
+from protocol.rounds.belief import pack_senders, unpack_senders
+from protocol.rounds.lapses import LearnedDeadline, note_lapses
 from protocol.rounds.proposal import (
     BRANCH_TIME_OUTS_MAX,
     complete_senders,

@@ -11,7 +11,7 @@ from protocol.errors import DecodeError
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from protocol.messages import Roster, SeatRecord
-from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.belief import pack_senders
 from protocol.rounds.ramp import ERA_ROUNDS, counting, earned, parts, weighed
 from protocol.rounds.roster import ClockRules, ListedContribution, next_clock, next_roster
 from protocol.wire import decode, encode

@@ -2,8 +2,7 @@
 
 from protocol import events as ev
 from protocol.messages import Commit, Kind, decode_body
-from protocol.rounds.rates import PEERS_MAX, SAMPLE_BYTES, SAMPLE_S, Rates
-from protocol.rounds.reducers import level_of
+from protocol.rounds.reducers import PEERS_MAX, SAMPLE_BYTES, SAMPLE_S, Rates, level_of
 from tests.node.builders import Voice, contributed, peers_named
 from tests.node.cores import HEAD, A, B, C, core_of, faults, hand, recorded
 

@@ -22,13 +22,11 @@ from protocol.messages import (
     Vote,
     slice_subject,
 )
-from protocol.rounds.admission import ATTEMPTS_AHEAD_MAX, may_sit_next
+from protocol.rounds.admission import ATTEMPTS_AHEAD_MAX, SHUT_ROUNDS, may_sit_next
 from protocol.rounds.ballots import BallotEntry
-from protocol.rounds.early import Early
-from protocol.rounds.proofs import SHUT_ROUNDS
 from protocol.rounds.reducers import Slice
-from protocol.rounds.room import MessageQuota
-from protocol.rounds.turns import in_turn
+from protocol.rounds.round_view import Early
+from protocol.rounds.turns import MessageQuota, in_turn
 from tests.node.builders import (
     CLOCK_RULES,
     CONFIG,

@@ -11,7 +11,7 @@ from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Roster
 from protocol.rounds import roster as rosters
-from protocol.rounds.bit_maps import pack_senders
+from protocol.rounds.belief import pack_senders
 from protocol.rounds.reducers import slices
 from protocol.rounds.roster import (
     ListedContribution,

@@ -8,10 +8,9 @@ from protocol import events as ev
 from protocol.core.node_core import NodeCore
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Kind, SealCertificate, SignedMessage
-from protocol.rounds.restart import Restart
+from protocol.rounds.restart import Restart, Silence
 from protocol.rounds.roster import blocking, has_quorum
 from protocol.rounds.round_view import RoundView
-from protocol.rounds.silence import Silence
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, view_of
 from tests.node.cores import MANIFEST
 

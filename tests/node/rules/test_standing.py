@@ -6,10 +6,9 @@ from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Kind, List, SealCertificate, SealValue, Vote
 from protocol.rounds.ballots import BallotEntry
-from protocol.rounds.reach import Reach
 from protocol.rounds.restart import Restart, refill
 from protocol.rounds.round_view import RoundView
-from protocol.rounds.standing import Standing
+from protocol.rounds.standing import Reach, Standing
 from protocol.wire import encode
 from tests.node.builders import (
     CONFIG,

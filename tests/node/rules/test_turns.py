@@ -8,7 +8,7 @@ import pytest
 from protocol import limits
 from protocol.manifest import AdmissionSpec
 from protocol.rounds.agreement import Seen, commit_body
-from protocol.rounds.rates import Rates
+from protocol.rounds.reducers import Rates
 from protocol.rounds.roster import ListedContribution, next_roster, voters
 from protocol.rounds.turns import TURN_ROUNDS, Turns, in_turn
 from tests.node import builders

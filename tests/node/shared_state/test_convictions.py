@@ -10,7 +10,7 @@ from protocol import limits
 from protocol.entry_kinds import Accusation, EntryKind
 from protocol.evidence import Evidence, fork_evidence
 from protocol.identity import PeerId
-from protocol.shared_state.convictions import Convictions
+from protocol.shared_state.book import Convictions
 from tests.node.shared_state.scene import RUN, WALL_S, key_of, make_entry, signer
 
 MOST = 6

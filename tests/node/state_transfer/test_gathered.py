@@ -9,8 +9,7 @@ import pytest
 
 from node.holdings.journal import FileJournal
 from node.holdings.shard_store import Item, ShardStore
-from node.plane.gathered import Gathered, WrongStep
-from node.plane.partial_cells import FETCH_FILE, PartialCells
+from node.plane.gathered import FETCH_FILE, Gathered, PartialCells, WrongStep
 from protocol.errors import ProofError, StateError
 from protocol.frames import Bulk, BulkHeader
 from protocol.messages import SealCertificate

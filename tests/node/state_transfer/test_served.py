@@ -11,9 +11,9 @@ import pytest
 from node.holdings.checkpoints import Checkpoints
 from node.holdings.journal import FileJournal
 from node.holdings.shard_store import ShardStore, State
-from node.plane import checkpoint_source, served
-from node.plane.checkpoint_source import checkpoint_finder
-from node.plane.served import HELD_S, STATES_HELD_MAX, Served, StateInMemory
+from node.plane import served
+from node.plane import served as checkpoint_source
+from node.plane.served import HELD_S, STATES_HELD_MAX, Served, StateInMemory, checkpoint_finder
 from protocol import limits
 from protocol.errors import StreamClosedError
 from protocol.frames import Bulk

@@ -3,7 +3,7 @@
 import pytest
 
 from dht.reaching.token_bucket import TokenBucket
-from node.plane.throttle import YIELD_S_MAX, YIELD_TIMES, Throttle
+from node.plane.bulk_queue import YIELD_S_MAX, YIELD_TIMES, Throttle
 
 MIB = 1 << 20
 

@@ -18,7 +18,7 @@ def loss(seed: int, attack: str | None, aggregator: str) -> float:
     calm = overridden(
         read_scenario("open-calm"), peers=PEERS, rounds=ROUNDS, attack=attack, audits=0.1
     )
-    with patch("protocol.auditing.audit_draw._meets", lambda *_: False):
+    with patch("protocol.auditing.audit_rounds._meets", lambda *_: False):
         found = run_trial(replace(calm, cells=2, aggregator=aggregator), seed)
     assert found.violation is None
     assert (found.rounds_sealed, found.banned) == (ROUNDS, 0)

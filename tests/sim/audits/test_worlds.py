@@ -161,7 +161,7 @@ def test_lazy_peer_is_banned_by_audits_of_whatever_segment(seed):
 
 def test_lazy_peer_is_paid_as_others_are_where_nobody_runs_its_work_again(seed):
     # Signals alone would have it audited: its work is of odd length.
-    with patch("protocol.auditing.audit_draw._meets", lambda *_: False):
+    with patch("protocol.auditing.audit_rounds._meets", lambda *_: False):
         found = audited("lazy:0.15", seed, rounds=6)
     assert found.violation is None
     assert (found.rounds_sealed, found.banned, found.evidence) == (6, 0, {})

@@ -16,9 +16,8 @@ from unittest.mock import patch
 import pytest
 
 from protocol.rounds import roster as rosters
-from protocol.rounds.restart import Restart
+from protocol.rounds.restart import Restart, Silence
 from protocol.rounds.round_view import RoundView
-from protocol.rounds.silence import Silence
 from sim.trials.scenario_file import read_scenario_file
 from sim.trials.trial import run_trial
 

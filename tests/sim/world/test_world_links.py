@@ -8,7 +8,7 @@ import pytest
 from node.holdings.states import round_config
 from node.peers.links import BRIEF_S
 from protocol import events as ev
-from protocol.core.strikes import PAUSE_S, STRIKES_MAX
+from protocol.core.budgets import PAUSE_S, STRIKES_MAX
 from protocol.frames import Bulk, Heartbeat
 from protocol.identity import PeerId
 from sim.world.edge import Edge

@@ -2,8 +2,8 @@
 
 import pytest
 
-from node.holdings.result_cells import ResultCells
 from node.holdings.shard_store import Item
+from node.holdings.states import ResultCells
 from node.plane.bulk import part_root
 from protocol import events as ev
 from protocol.frames import Bulk
