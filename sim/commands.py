@@ -177,7 +177,7 @@ def sweep_scenarios(
     json: JsonOption = False,
 ) -> None:
     """Run scenarios with many seeds; each failure is printed with the command that replays it."""
-    from sim.trials import sweeping
+    from sim.trials import sweep as sweeping
 
     refuse_idle(context, _idle(scenarios or []))
     if scenarios == [ROBUSTNESS]:
@@ -308,6 +308,6 @@ def gossip(context: typer.Context) -> None:
 )
 def explore(context: typer.Context) -> None:
     """Hand the arguments on to the explorer, which has options of its own."""
-    from sim.exploration.run import app as explorer
+    from sim.exploration.cases import app as explorer
 
     explorer(context.args, prog_name="barnraise sim explore")

@@ -26,8 +26,8 @@ from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId, short_id
 from protocol.manifest import RunManifest
 from protocol.messages import Commit, Kind, SealClock, SealValue
-from sim.checks.earning import num_parts
 from sim.checks.history import History, TracedSignature
+from sim.checks.seating import num_parts
 
 Gap = tuple[int, int]
 """Samples [first, stop)."""

@@ -4,23 +4,61 @@ The same for a world, which makes the records, and for files of traces of real p
 a look into the nodes of a world comes on top, with `sim.trials.watching.watch`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from node.reporting.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
+from node.reporting.tracing import (
+    Accused,
+    Adopted,
+    Advanced,
+    Began,
+    Confirmed,
+    Convicted,
+    Record,
+    Signed,
+    Synced,
+)
 from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import RunManifest
 from sim.checks.accounting import Accounting
-from sim.checks.accusations import Accusations
-from sim.checks.durability import Durability
-from sim.checks.earning import Earning
-from sim.checks.equality import Equality
-from sim.checks.forks import Forks
+from sim.checks.forks import Durability, Equality, Forks
 from sim.checks.history import Check, History
 from sim.checks.leaks import Leaks
-from sim.checks.seating import Seating
-from sim.checks.stalls import Stalls
-from sim.checks.usage import Usage
+from sim.checks.seating import Earning, Seating
+from sim.checks.traces import Stalls, Usage
+
+
+class Accusations:
+    """I6 over records: all whose records these are count as honest, but for the `suspects`.
+
+    Those are peers that are bent on purpose, or whose bytes a link spoils.
+    """
+
+    name = "I6"
+    kinds = (Accused, Convicted)
+
+    def __init__(self, history: History, suspects: Collection[PeerId] = ()) -> None:
+        self._history = history
+        self._suspects = frozenset(suspects)
+
+    def saw(self, record: Record) -> Iterator[str]:
+        """See Check."""
+        match record:
+            case Accused(of=of, reason=reason):
+                what = "accuses"
+            case Convicted(evidence=evidence):
+                of, what, reason = evidence.subject, "convicts", evidence.accusation.name
+            case _:
+                return
+        if of in self._suspects or {record.peer, of} & self._history.bent:
+            return
+        if of in self._history.lives:
+            yield f"{what} {short_id(of)}, which is honest: {reason}"
+
+    def finish(self) -> Iterator[str]:
+        """See Check."""
+        return iter(())
+
 
 TITLES = {
     "I1": "durability",

@@ -34,9 +34,9 @@ NATIVE = {
     " progress served throttle",
     "protocol": "entries evidence frames gossip grid hybrid_clock identity limits messages"
     " rosters seal_clock slots wire",
-    "sim/checks": "accounting accusations arithmetic bounds durability earning equality forks"
-    " history invariants leaks leaving progress receipts reference stalls usage",
-    "sim/trials": "blows build chaos expectations phases watching",
+    "sim/checks": "accounting bounds forks history invariants leaks progress receipts reference"
+    " traces",
+    "sim/trials": "chaos expectations watching",
     "sim/world": "assembly calendar_queue convicting devices disk edge file_bytes files links"
     " nodes sessions sharing trace_hash transfers work world",
     "training/data": "leases",

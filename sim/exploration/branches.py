@@ -8,30 +8,111 @@ is frozen, has crashed or lost a message is one that does not act, or is alone i
 while. Suspicions are left out: members that are cut off are absent, and leave the roster with their
 second absence.
 
+Once links are up again, all must end on one head, in any order, and rounds become final
+(`Convergent`, `MeetingOrder`, `Healing`).
+
 The machines that call these deciders are explored in `running_branches.py`, within smaller bounds.
 """
 
 from collections.abc import Iterable, Iterator
-from itertools import combinations
+from dataclasses import dataclass, replace
+from itertools import combinations, permutations
+from typing import NamedTuple
 
 from node.rules import branches
-from node.rules.branches import Lock, Opening, SealSeen
+from node.rules.branches import Lock, Opening, SealSeen, contributors
 from node.rules.roster import has_quorum, voters
+from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Kind
 from sim.exploration import branch_seals
 from sim.exploration.branch_seals import Seals, names_of
-from sim.exploration.branch_state import (
-    BranchBounds,
-    BranchPeerState,
-    Swarm,
-    groups,
-    partitions,
-    put,
-)
+from sim.exploration.explorer import Model
+
+# States -------------------------------------------------------------------------------------------
+
+Signed = tuple[Kind, int, int]
+"""SEAL or PSEAL, the attempt, the seal signed."""
 
 
-class Branches:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BranchBounds:
+    """How far the model goes.
+
+    Of `peers`, the first `voters` vote in genesis; the others join. `rounds` may become final,
+    branches grow `ahead` seals behind the last final one, links change `changes` times, a basis
+    sees `attempts` (one more where it is provisional).
+    """
+
+    peers: int
+    voters: int
+    rounds: int = 2
+    ahead: int = 2
+    changes: int = 2
+    attempts: int = 2
+
+    is_partial: bool = True
+    """Whether single peers may hear of a seal before the others of their group."""
+
+    has_late: bool = True
+    """Whether a LIST may leave out the last contributor, whose parts came too late."""
+
+    everybody_seals: bool = False
+    """Only attempts that all voters of a group SEAL, not some."""
+
+
+class BranchPeerState(NamedTuple):
+    """One peer: last final seal, head, lock, and what it signed that may still matter.
+
+    `attempts` are (basis, latest attempt entered); `commits` numbers of its COMMITs; `drifts` those
+    it could bring into a LIST.
+    """
+
+    final: int
+    head: int
+    lock: Lock | None
+    attempts: tuple[tuple[int, int], ...]
+    commits: tuple[int, ...]
+    signed: tuple[Signed, ...]
+    drifts: frozenset[int]
+
+
+class Swarm(NamedTuple):
+    """All peers; `links` gives each its group; `finals` are all seals that ever became final,
+    whoever heard of it; `fault` says what went wrong on the way here."""
+
+    links: tuple[int, ...]
+    peers: tuple[BranchPeerState, ...]
+    finals: frozenset[int]
+    changes_left: int
+    fault: str
+
+
+def groups(links: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Who hears whom."""
+    return [tuple(i for i, at in enumerate(links) if at == side) for side in sorted(set(links))]
+
+
+def put(state: Swarm, changed: dict[int, BranchPeerState], final: int | None = None) -> Swarm:
+    """The state with these peers in the place of the old ones."""
+    peers = tuple(changed.get(index, peer) for index, peer in enumerate(state.peers))
+    finals = state.finals if final is None else state.finals | {final}
+    return state._replace(peers=peers, finals=finals)
+
+
+def partitions(num_peers: int, prefix: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Every way of parting peers into groups that hear each other."""
+    if len(prefix) == num_peers:
+        yield prefix
+        return
+    for side in range(max(prefix, default=-1) + 2):
+        yield from partitions(num_peers, (*prefix, side))
+
+
+# The model ----------------------------------------------------------------------------------------
+
+
+class Branches(Model[Swarm]):
     """R4 over a few peers, for `sim.exploration.explorer`. The trace of a violation reads as a
     story."""
 
@@ -46,10 +127,6 @@ class Branches:
         everybody = (peer,) * self.bounds.peers
         links = (0,) * self.bounds.peers
         return Swarm(links, everybody, frozenset([0]), self.bounds.changes, "")
-
-    def key(self, state: Swarm) -> Swarm:
-        """States are values already."""
-        return state
 
     def moves(self, state: Swarm) -> Iterator[tuple[str, Swarm]]:
         """Links change, or a group does one thing."""
@@ -377,3 +454,104 @@ class Branches:
 
     def _commit_round(self, commit: int) -> int:
         return self.seals.commits[commit][0].slot.round
+
+
+# What must hold once links are up again -----------------------------------------------------------
+
+
+class Convergent(Branches):
+    """S5: with all links up, whoever compares heads first, all peers end on one head."""
+
+    def check(self, state: Swarm) -> str:
+        """What is wrong with the state itself, or with how it heals."""
+        standing = tuple((peer.final, peer.head, peer.lock) for peer in state.peers)
+        return super().check(state) or self.seals.once(
+            ("heal", standing), lambda: self._healing(state.peers)
+        )
+
+    def _healing(self, peers: tuple[BranchPeerState, ...]) -> str:
+        ends = set()
+        for order in permutations(range(len(peers))):
+            now = peers
+            for index in (*order, *order):
+                now = self.step_over(now, index, tuple(range(len(now))))
+            if len({peer[:2] for peer in now}) > 1:
+                return "S5: healing does not end on one head"
+            ends.add(now[0][:2])
+        return "S5: healing depends on the order" if len(ends) > 1 else ""
+
+    def step_over(
+        self, peers: tuple[BranchPeerState, ...], index: int, met: tuple[int, ...]
+    ) -> tuple[BranchPeerState, ...]:
+        """The peers after one of them has compared itself with those it met."""
+        final, head = self.meet(peers, met)
+        # What it lost and signed has no say in this; locks of old rounds are passed over.
+        moved = peers[index]._replace(final=final, head=head)
+        return (*peers[:index], moved, *peers[index + 1 :])
+
+
+class MeetingOrder(Convergent):
+    """S5: branches end alike, whichever two of them meet first."""
+
+    def _healing(self, peers: tuple[BranchPeerState, ...]) -> str:
+        ends: dict[tuple[int, int], str] = {}
+        for order in permutations(range(len(peers))):
+            now = peers
+            for count in range(2, len(order) + 1):
+                met = order[:count]
+                for index in (*met, *met):
+                    now = self.step_over(now, index, met)
+            end = now[0][:2]
+            ends.setdefault(end, names_of(order))
+        if len(ends) < 2:
+            return ""
+        told = (f"{self.seals.title(end[1])} if they meet as {who}" for end, who in ends.items())
+        return f"S5: the outcome depends on who meets first: {', '.join(told)}"
+
+
+class Healing(Convergent):
+    """L1: from every state, with links up and everybody timely, one more round becomes final.
+
+    And with links as they are, whoever may seal provisionally can list somebody.
+    """
+
+    def __init__(self, bounds: BranchBounds) -> None:
+        super().__init__(bounds)
+        timely = replace(
+            bounds,
+            rounds=limits.ROUNDS_MAX,
+            attempts=limits.ATTEMPTS_MAX,
+            is_partial=False,
+            has_late=False,
+            everybody_seals=True,
+        )
+        self._timely = Branches(timely, self.seals)
+
+    def check(self, state: Swarm) -> str:
+        """What is wrong with the state, or with the good run that follows it."""
+        return super().check(state) or self._barren_side(state) or self._good_run(state)
+
+    def _barren_side(self, state: Swarm) -> str:
+        """A side that has come to one head, and can only seal rounds that list nobody."""
+        for group in groups(state.links):
+            standing = {state.peers[index][:2] for index in group}
+            if len(standing) > 1:
+                continue
+            opening = self.opening(*standing.pop(), group)
+            reachable = [self.seals.peers[index] for index in group]
+            if opening is not None and not contributors(opening, reachable):
+                return f"L1: {names_of(group)} may seal rounds, but nobody in reach may contribute"
+        return ""
+
+    def _good_run(self, state: Swarm) -> str:
+        goal = 1 + max(self.seals.values[peer.final].round for peer in state.peers)
+        everybody = tuple(range(len(state.peers)))
+        now = state._replace(links=(0,) * len(everybody), changes_left=0)
+        for _ in range(12 * len(everybody)):
+            if all(self.seals.values[peer.final].round >= goal for peer in now.peers):
+                return ""
+            move = next(self._timely.in_group(now, everybody), None)
+            if move is None:
+                return "L1: all links are up, but nothing can be done"
+            now = move[1]
+        return "L1: all links are up, but no round becomes final"

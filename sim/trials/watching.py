@@ -8,10 +8,9 @@ from node.reporting.tracing import Began, Record
 from protocol.identity import KeyedHashSigner, PeerId, Signer
 from protocol.messages import Kind
 from sim.checks.bounds import Bounds
-from sim.checks.hearing import Hearing
 from sim.checks.invariants import ALL, Circumstances, InvariantBroken, Invariants
-from sim.checks.keeping import Keeping
-from sim.checks.leaving import LeavingCheck
+from sim.checks.keeping import Hearing, Keeping
+from sim.checks.leaks import LeavingCheck
 from sim.checks.progress import ProgressCheck
 from sim.checks.receipts import LedgerDisk, Ledgers, OwnRounds
 from sim.checks.reference import Reference

@@ -11,7 +11,7 @@ import node.rules.agreement
 import node.rules.ballots
 import node.rules.proposal
 import node.rules.roster
-import sim.exploration.post
+import sim.exploration.table
 from node.rules import supply
 from node.rules.ballots import BallotEntry, Ballots, Filed
 from node.rules.roster import has_quorum
@@ -36,7 +36,7 @@ def friends_quorum() -> Iterator[None]:
 
     with (
         mock.patch.object(node.rules.ballots, "has_quorum", majority),
-        mock.patch.object(sim.exploration.post, "has_quorum", majority),
+        mock.patch.object(sim.exploration.table, "has_quorum", majority),
     ):
         yield
 

@@ -21,8 +21,7 @@ from node.rules.branches import Lock, Position
 from node.rules.roster import has_quorum
 from node.rules.round_view import RoundView
 from protocol.messages import Kind, SealCertificate, SignedMessage, Slot
-from sim.exploration.branch_moves import BranchSpan
-from sim.exploration.running_branches import RunningBranches
+from sim.exploration.running_branches import BranchSpan, RunningBranches
 
 Loosened = AbstractContextManager[Any]
 

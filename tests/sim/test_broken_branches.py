@@ -17,10 +17,9 @@ from node.rules.reach import Reach
 from node.rules.round_view import RoundView
 from node.rules.standing import Standing
 from protocol.messages import Kind, SignedMessage
-from sim.trials.outcome import Violation
 from sim.trials.scenario import Scenario
 from sim.trials.scenario_file import read_scenario_file
-from sim.trials.trial import run_trial
+from sim.trials.trial import Violation, run_trial
 
 SCENARIOS = Path(__file__).parents[2] / "sim" / "scenarios"
 SEEDS_MAX = 50
