@@ -1,7 +1,16 @@
-"""I3: never two final values of one round, and the rules of R2 that make it so.
+"""What nodes sign and stand on: no fork (I3), the same for all (I2), and nothing forgotten (I1).
 
-Over all signatures of all lives of all nodes. Only VOTE and SEAL count: their provisional
-counterparts, PVOTE and PSEAL (R4), fill slots and lock nobody.
+I3: never two final values of one round, and the rules of R2 that make it so, over all signatures of
+all lives of all nodes. Only VOTE and SEAL count: their provisional counterparts, PVOTE and PSEAL
+(R4), fill slots and lock nobody.
+
+I2: whoever has a round has the same of it: seal value and state root, here by what was said. That
+the state is what the listed bytes give is checked in worlds, by `sim.checks.reference`.
+
+I1: what a node told the others, or built upon, is still there after its restarts. What is promised
+(`node.durable.journal`): a signature is durable before it leaves, a final seal before anything is
+built on it, and its state can be made again from the disk. Nothing of it is promised where the node
+says that its disk was lost (R12): it then asks what it signed.
 
 What one node signs because of another's signature comes behind it in a world. Between processes
 clocks are a little apart, so there it may come before, by `skew_s` at most.
@@ -34,7 +43,7 @@ from protocol.messages import (
     decode_message,
     is_signed,
 )
-from sim.checks.history import History
+from sim.checks.history import Check, History, Kinds
 
 WORKED_IN = frozenset({Kind.HAVE, Kind.LIST, Kind.VOTE, Kind.NEWATTEMPT, Kind.SEAL})
 """Kinds that say in which attempt their sender works."""
@@ -48,14 +57,14 @@ def _never() -> bool:
     return False
 
 
-class Forks:
+class Forks(Check):
     """I3 over records. `signer` verifies; it signs nothing.
 
     `may_skip` says that nodes skip attempts by themselves, now and then (`node.rules.rare`).
     """
 
     name = "I3"
-    kinds = (Began, Signed, Adopted, Advanced, Confirmed, Synced)
+    kinds: Kinds = (Began, Signed, Adopted, Advanced, Confirmed, Synced)
 
     def __init__(
         self,
@@ -285,7 +294,7 @@ class Forks:
         return len(attempts) == 1 and self._is_quorum(value.basis, agreeing)
 
 
-class Equality:
+class Equality(Check):
     """I2 over records.
 
     A SEAL is a function of the seal before and of the LIST, so that two honest ones of one LIST
@@ -293,7 +302,7 @@ class Equality:
     """
 
     name = "I2"
-    kinds = (Signed, Adopted, Advanced, Confirmed, Synced, Diverged)
+    kinds: Kinds = (Signed, Adopted, Advanced, Confirmed, Synced, Diverged)
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -324,10 +333,6 @@ class Equality:
             case _:
                 pass
 
-    def finish(self) -> Iterator[str]:
-        """See Check."""
-        return iter(())
-
     def _signed(self, record: Signed) -> Iterator[str]:
         said = self._history.said
         if said is None or said.message.slot.kind not in (Kind.SEAL, Kind.PSEAL):
@@ -349,11 +354,11 @@ class Equality:
             yield f"gives this LIST another seal value than {short_id(known[2])}, of equal state"
 
 
-class Durability:
+class Durability(Check):
     """I1 over records."""
 
     name = "I1"
-    kinds = (Began, Signed, Adopted, Advanced, Confirmed, FellBack, Synced)
+    kinds: Kinds = (Began, Signed, Adopted, Advanced, Confirmed, FellBack, Synced)
 
     def __init__(self, history: History, *, skew_s: float = 0.0) -> None:
         self._history = history

@@ -22,20 +22,20 @@ from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import RunManifest
 from sim.checks.accounting import Accounting
 from sim.checks.forks import Durability, Equality, Forks
-from sim.checks.history import Check, History
+from sim.checks.history import Check, History, Kinds
 from sim.checks.leaks import Leaks
 from sim.checks.seating import Earning, Seating
 from sim.checks.traces import Stalls, Usage
 
 
-class Accusations:
+class Accusations(Check):
     """I6 over records: all whose records these are count as honest, but for the `suspects`.
 
     Those are peers that are bent on purpose, or whose bytes a link spoils.
     """
 
     name = "I6"
-    kinds = (Accused, Convicted)
+    kinds: Kinds = (Accused, Convicted)
 
     def __init__(self, history: History, suspects: Collection[PeerId] = ()) -> None:
         self._history = history
@@ -54,10 +54,6 @@ class Accusations:
             return
         if of in self._history.lives:
             yield f"{what} {short_id(of)}, which is honest: {reason}"
-
-    def finish(self) -> Iterator[str]:
-        """See Check."""
-        return iter(())
 
 
 TITLES = {

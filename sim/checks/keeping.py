@@ -1,4 +1,12 @@
-"""I9 in worlds: no honest voter who was in reach and committed loses its seat or its vote.
+"""What honest peers keep in worlds: their good name (I6), and their seats and votes (I9).
+
+I6: nobody honest suspects whom it hears, so that no seat is lost for nothing (R1). That a roster
+follows from its LIST is I2; here it is whether what the COMMITs say of others is so. Who runs and
+between whom messages pass is known here; what is said of somebody that was out of reach lately, be
+it of that very peer or in a run with audits of anybody, is not judged. Absence is not looked at:
+whoever is late in two rounds loses its seat, and may have been slow.
+
+I9: no honest voter who was in reach and committed loses its seat or its vote.
 
 Whoever lies can say little or nothing of others, and that must cost nobody honest anything. *In
 reach*: since before the rounds that a seat or vote can be lost by, it ran, as all honest members

@@ -1,4 +1,7 @@
-"""I8: the seeds of the nodes' keys are in nothing that they say or store."""
+"""I8: the seeds of the nodes' keys are in nothing that they say or store.
+
+In worlds that is also in no frame that leaves, and in no byte on a disk.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -9,7 +12,7 @@ from node import events as ev
 from node.reporting.tracing import Accused, Adopted, Began, Diverged, Ended, Record, Signed, Synced
 from protocol.frames import Frame, encode_frame
 from protocol.identity import Ed25519Signer, PeerId
-from sim.checks.history import History
+from sim.checks.history import Check, History, Kinds
 from sim.world.world import SimNode, World
 
 
@@ -40,11 +43,11 @@ def _base64_forms(seed: bytes) -> Iterator[bytes]:
             yield text[first : (before + len(seed)) * 8 // 6]
 
 
-class Leaks:
+class Leaks(Check):
     """I8 over records: of nodes whose seeds were told with `expect`."""
 
     name = "I8"
-    kinds = (Began, Signed, Adopted, Synced, Accused, Diverged, Ended)
+    kinds: Kinds = (Began, Signed, Adopted, Synced, Accused, Diverged, Ended)
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -63,10 +66,6 @@ class Leaks:
             how = needles.find(_said(record))
             if how is not None:
                 yield f"its key's seed, {how}, is in a record: {type(record).__name__}"
-
-    def finish(self) -> Iterator[str]:
-        """See Check."""
-        return iter(())
 
 
 def _said(record: Record) -> bytes:

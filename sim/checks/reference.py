@@ -1,7 +1,8 @@
 """I2 in worlds: the state is what the listed wire bytes give, to the bit, on every node (R7).
 
-The sum and the outer step are those of `sim.checks.reference`. Codecs that are unknown there are
-asked for what they give.
+The sum and the outer step are written down once more, from what R7 asks for. They share no code
+with `training.aggregation` and `training.outer`, so that a wrong one there does not pass. Rules,
+codecs and optimizers that are unknown here are asked for what they give on cells.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

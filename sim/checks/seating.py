@@ -2,7 +2,9 @@
 
 Written from the law, not from `node.rules.roster`: all nodes work a roster out by the same code,
 so where that is wrong they agree, and no other check would see it. Whose turn it is where there are
-fewer seats than peers is left to `node.rules.turns`.
+fewer seats than peers is left to `node.rules.turns`. What newcomers weigh is written down once more
+from the words of `node.rules.ramp`: each seal must follow from the seal before and its list, so by
+induction from genesis.
 """
 
 from collections import Counter
@@ -18,7 +20,9 @@ from protocol.errors import DecodeError
 from protocol.identity import PeerId, short_id
 from protocol.manifest import AdmissionSpec, RunManifest
 from protocol.messages import Commit, Kind, Seal, SealValue, SeatRecord, decode_message
-from sim.checks.history import History
+from sim.checks.history import Check, Electorate, History, Kinds
+
+# What newcomers weigh -----------------------------------------------------------------------------
 
 Row = tuple[PeerId, int, NDArray[np.float32]]
 """Sender, tokens, decoded wire."""
@@ -78,11 +82,11 @@ def capped_weights(
     return {p: w * most // loud if p in lone else w for p, w in weights.items()}
 
 
-class Earning:
+class Earning(Check):
     """Newcomers come to their weight as the manifest says, no faster than R1 lets voters in."""
 
     name = "I2"
-    kinds = (Adopted,)
+    kinds: Kinds = (Adopted,)
 
     def __init__(self, history: History, manifest: RunManifest) -> None:
         self._history = history
@@ -108,10 +112,6 @@ class Earning:
                     f"round {value.round} credits {short_id(seat.peer)} with {seat.earned} rounds "
                     f"towards its weight, {wanted} by its list"
                 )
-
-    def finish(self) -> Iterator[str]:
-        """See Check."""
-        return iter(())
 
     def _expected(
         self, before: SealValue, value: SealValue, listed: set[PeerId]
@@ -148,6 +148,8 @@ def _earned_by(before: SealValue, seat: SeatRecord) -> int:
     return next((old.earned for old in same), 0)
 
 
+# Who sits and who votes ---------------------------------------------------------------------------
+
 WINDOW = 4
 """Non-empty rounds within which a voter must have shown its own SEAL."""
 
@@ -178,15 +180,15 @@ class _Round:
     """In how many of these each member's COMMIT was seen."""
 
 
-class Seating:
+class Seating(Check):
     """I2 over records: each roster beside the one before."""
 
     name = "I2"
-    kinds = (Adopted, Advanced, Confirmed)
+    kinds: Kinds = (Adopted, Advanced, Confirmed)
 
     def __init__(self, history: History, manifest: RunManifest) -> None:
         self._history, self._law = history, manifest.admission
-        self._is_open = manifest.trust == "open"
+        self._trust, self._is_open = manifest.trust, manifest.trust == "open"
         self._lag = manifest.outer.overlap
         self._seen: set[bytes] = set()
         self._entered: Counter[int] = Counter()
@@ -214,10 +216,6 @@ class Seating:
         for check in checks:
             for text in check(now):
                 yield f"round {value.round} {text}"
-
-    def finish(self) -> Iterator[str]:
-        """See Check."""
-        return iter(())
 
     # Seats --------------------------------------------------------------------------------------
 
@@ -463,13 +461,7 @@ class Seating:
 
     def _is_quorum(self, value: SealValue, peers: set[PeerId]) -> bool:
         """Whether the voters of that seal among these make a round final."""
-        votes = _voting(value)
-        agreeing = len(votes & peers)
-        if self._is_open and len(votes) >= FEW_VOTERS:
-            return 3 * agreeing >= 2 * len(votes)
-        ages = {seat.peer: seat.voter_since for seat in value.roster.seats}
-        eldest = min(votes, key=lambda peer: (ages[peer], peer))
-        return 2 * agreeing > len(votes) or (2 * agreeing == len(votes) and eldest in peers)
+        return Electorate(value.roster, self._trust).is_quorum(peers)
 
 
 def _unchanged(now: _Round) -> Iterator[str]:

@@ -1,4 +1,12 @@
-"""The records of many nodes' trace files, in one order of time."""
+"""Traces of real processes: in one order of time, and what is checked of them alone.
+
+I4: while a quorum can work, rounds are sealed; and how long that may take (R2, R3). Records alone
+do not tell whether two nodes reach each other. So this is the coarse form: the driver of the
+processes tells when it did something to them. In worlds `sim.checks.progress` knows the
+circumstances, and is exact.
+
+I7: what a real process holds does not grow without end, by what it tells of itself.
+"""
 
 import heapq
 from collections.abc import Iterator, Sequence
@@ -16,7 +24,7 @@ from protocol import limits
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Kind
-from sim.checks.history import History
+from sim.checks.history import Check, History, Kinds
 
 
 def merge_traces(paths: Sequence[Path]) -> Iterator[Record]:
@@ -67,7 +75,7 @@ def seal_within_s(
     return within_s
 
 
-class Stalls:
+class Stalls(Check):
     """I4 over records, coarse: processes that run count as processes that can work.
 
     `stall_s` is how long they may be without a seal; by default as long as the manifest's longest
@@ -75,7 +83,7 @@ class Stalls:
     """
 
     name = "I4"
-    kinds = get_args(Record)
+    kinds: Kinds = get_args(Record)
 
     def __init__(
         self, history: History, manifest: RunManifest, *, stall_s: float | None = None
@@ -118,10 +126,6 @@ class Stalls:
                 f"a quorum runs, and for {now_s - self._since_s:.0f} s nothing was sealed"
                 f" after round {final.round}; {within_s:.0f} s are allowed"
             )
-
-    def finish(self) -> Iterator[str]:
-        """See Check."""
-        return iter(())
 
     def _heard(self, peer: PeerId, at_s: float) -> None:
         self._heard_s[peer] = at_s
@@ -172,11 +176,11 @@ class _Warm:
     tasks: int = 0
 
 
-class Usage:
+class Usage(Check):
     """I7 over records."""
 
     name = "I7"
-    kinds = (Began, Used, Adopted)
+    kinds: Kinds = (Began, Used, Adopted)
 
     def __init__(self, vector_bytes: int) -> None:
         """`vector_bytes`: of a result, which is as large as the shard."""
@@ -192,10 +196,6 @@ class Usage:
                 self._warm[record.peer].rounds += 1
         elif isinstance(record, Used):
             yield from self._used(record.peer, record)
-
-    def finish(self) -> Iterator[str]:
-        """See Check."""
-        return iter(())
 
     def _used(self, peer: PeerId, record: Used) -> Iterator[str]:
         if record.messages > MESSAGES_MAX:

@@ -34,7 +34,7 @@ NATIVE = {
     " progress served throttle",
     "protocol": "entries evidence frames gossip grid hybrid_clock identity limits messages"
     " rosters seal_clock slots wire",
-    "sim/checks": "accounting bounds forks history invariants leaks progress receipts reference"
+    "sim/checks": "accounting bounds forks history invariants leaks progress reference seating"
     " traces",
     "sim/trials": "chaos expectations watching",
     "sim/world": "assembly calendar_queue convicting devices disk edge file_bytes files links"

@@ -30,7 +30,7 @@ from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Have, Kind, List, NewAttempt, Seal
-from sim.exploration.machines import GoodRun, Machines, MachinesState, Moves, holds
+from sim.exploration.machines import GoodRun, Machines, MachinesState, Moves, holds, parts_due
 from sim.exploration.peers import Deed, MachinePeer, Move, Peers, fork
 from sim.exploration.table import Letter, Post, Table
 
@@ -446,13 +446,10 @@ class Supply(Agreement):
     def _bytes_of(self, state: MachinesState, seat: int, peer: MachinePeer) -> Moves:
         name, view = self._names[seat], peer.machine.view
         living = self._living(state)
-        for piece in view.own_slices():
-            for sender, commit, _ in view.commits():
-                for cell in view.missing_parts(commit, piece):
-                    if any(holds(other, Bulk.PART, commit, cell) for other in living):
-                        label = f"the part of {self.table.names[sender]} reaches {name}"
-                        label += f" for cell {cell}" if self.losses.num_cells > 1 else ""
-                        yield from self._after(state, seat, label, (("part", commit, cell),))
+        for sender, commit, cell in parts_due(view, living):
+            label = f"the part of {self.table.names[sender]} reaches {name}"
+            label += f" for cell {cell}" if self.losses.num_cells > 1 else ""
+            yield from self._after(state, seat, label, (("part", commit, cell),))
         if view.own_slices() and view.me not in view.ballots.of(Kind.HAVE, view.attempt):
             yield from self._after(
                 state, seat, f"the deadline passes at {name}", (("deadline", 2),)

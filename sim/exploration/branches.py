@@ -1,12 +1,13 @@
 """The model of branches (R4): links change, sides go on alone, heal, and seal on.
 
 What is decided is decided by `node.rules.branches`, `node.rules.branch_tree` and
-`node.rules.roster`, over real seal values; the model adds only what the world does. Links join
-peers into groups that hear each other at once and whole. A round's agreement takes two steps: a
-quorum certifies a LIST and SOME voters SEAL it; the others hear of it later or never. A peer that
-is frozen, has crashed or lost a message is one that does not act, or is alone in its group, for a
-while. Suspicions are left out: members that are cut off are absent, and leave the roster with their
-second absence.
+`node.rules.roster`, over real seal values; the model adds only what the world does. Signatures and
+arithmetic are left out: a message is signed with zeros, and the root of a state is the digest of
+what was summed. Links join peers into groups that hear each other at once and whole. A round's
+agreement takes two steps: a quorum certifies a LIST and SOME voters SEAL it; the others hear of it
+later or never. A peer that is frozen, has crashed or lost a message is one that does not act, or is
+alone in its group, for a while. Suspicions are left out: members that are cut off are absent, and
+leave the roster with their second absence.
 
 Once links are up again, all must end on one head, in any order, and rounds become final
 (`Convergent`, `MeetingOrder`, `Healing`).
@@ -14,20 +15,268 @@ Once links are up again, all must end on one head, in any order, and rounds beco
 The machines that call these deciders are explored in `running_branches.py`, within smaller bounds.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import combinations, permutations
-from typing import NamedTuple
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar, cast
 
-from node.rules import branches
-from node.rules.branches import Lock, Opening, SealSeen, contributors
-from node.rules.roster import has_quorum, voters
+from blake3 import blake3
+
+from node.rules import branch_tree, branches
+from node.rules.bit_maps import pack_senders
+from node.rules.branch_tree import Drift, Tree
+from node.rules.branches import Lock, Opening, Position, SealSeen, contributors
+from node.rules.roster import (
+    ClockRules,
+    ListedContribution,
+    has_quorum,
+    next_clock,
+    next_roster,
+    voters,
+)
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.messages import Kind
-from sim.exploration import branch_seals
-from sim.exploration.branch_seals import Seals, names_of
+from protocol.messages import (
+    Kind,
+    Roster,
+    Seal,
+    SealClock,
+    SealValue,
+    SeatRecord,
+    SignedMessage,
+    Slot,
+)
+from protocol.wire import encode
 from sim.exploration.explorer import Model
+from sim.exploration.table import LETTERS, PLAIN_COMMIT
+
+# Real seals, by number ----------------------------------------------------------------------------
+
+NO_SIGNATURE = bytes(64)
+RULES = ClockRules(samples_each=1, rounds=1 << 20, tokens=0)
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class UncheckedSigner:
+    """Takes every signature for good: forgery is no part of the model."""
+
+    peer_id = PeerId(bytes(32))
+
+    def sign(self, message: bytes) -> bytes:
+        """Zeros."""
+        return NO_SIGNATURE
+
+    def verify(self, peer: PeerId, message: bytes, signature: bytes) -> bool:
+        """Always true."""
+        return True
+
+
+SIGNER = UncheckedSigner()
+
+
+def contribution_root(own: bytes, pending: frozenset[int]) -> bytes:
+    """What a COMMIT binds: the own payload, whatever drifts its sender brings along (R4)."""
+    return own
+
+
+def remembered(
+    work: "Callable[Concatenate[Seals, P], T]",
+) -> "Callable[Concatenate[Seals, P], T]":
+    """An answer about values that never change is worked out the first time only."""
+
+    @wraps(work)
+    def ask(seals: "Seals", /, *args: P.args, **more: P.kwargs) -> T:
+        return seals.once((work.__name__, *args), lambda: work(seals, *args, **more))
+
+    return ask
+
+
+class Seals:
+    """Seals, COMMITs and drifts by small numbers, so that states are cheap to compare.
+
+    Seal 0 is genesis, of `num_voters` voters. Numbers depend on the order in which things come up,
+    which a search makes the same every time.
+    """
+
+    def __init__(self, num_peers: int, num_voters: int) -> None:
+        self.peers = tuple(PeerId(LETTERS[index].encode() * 32) for index in range(num_peers))
+        genesis = _genesis(self.peers[:num_voters])
+        self.tree = Tree(genesis)
+        self.values: list[SealValue] = [genesis]
+        self.commits: list[tuple[SignedMessage, ListedContribution]] = []
+        self.drifts: list[Drift] = []
+        self._numbers: dict[bytes, int] = {genesis.digest: 0}
+        self._by_list: dict[bytes, int] = {}
+        self._senders: dict[bytes, PeerId] = {}
+        self._answers: dict[Hashable, object] = {}
+
+    def once(self, question: Hashable, answer: Callable[[], T]) -> T:
+        """The answer to a question about values that never change, computed the first time."""
+        if question not in self._answers:
+            self._answers[question] = answer()
+        return cast("T", self._answers[question])
+
+    def number(self, digest: bytes) -> int:
+        """The number of a seal, COMMIT or drift."""
+        return self._numbers[digest]
+
+    def of_list(self, list_digest: bytes) -> int:
+        """The seal that this LIST gives."""
+        return self._by_list[list_digest]
+
+    def indices(self, peers: Iterable[PeerId]) -> tuple[int, ...]:
+        """Peer ids as numbers."""
+        return tuple(self.peers.index(peer) for peer in peers)
+
+    def position(self, final: int, head: int) -> Position:
+        """Where a peer stands that knows these two."""
+        return Position(self.values[final], self.values[head])
+
+    @remembered
+    def continues(self, head: int, seal: int) -> bool:
+        """Whether `seal` is `head` or one before it."""
+        return self.tree.continues(self.values[head].digest, self.values[seal].digest)
+
+    @remembered
+    def commit(
+        self, sender: int, basis: int, root: bytes, joins: tuple[int, ...], proof: Kind | None
+    ) -> int:
+        """The COMMIT of a peer on a seal; `proof` says of which kind its own seal of it is."""
+        value, peer = self.values[basis], self.peers[sender]
+        # Whoever is not listed is cut off, and nobody hears of its COMMIT later.
+        were = {self._senders[digest] for digest in value.commits}
+        committed = pack_senders(were, value.roster.members) if value.round else b""
+        body = replace(
+            PLAIN_COMMIT,
+            root=root,
+            tokens=1,
+            samples=1,
+            steps=1,
+            base=value.digest,
+            seal=self._own_seal(peer, value, proof) if proof else b"",
+            joins=tuple(self.peers[index] for index in joins),
+            committed=committed,
+            sealed=bytes(len(committed)),
+            lapsed=bytes(len(committed)),
+        )
+        slot = branches.slot_of(value, Kind.COMMIT)
+        message = _message(slot, peer, encode(body))
+        is_proved = branches.is_proof(body.seal, peer, value, SIGNER)
+        self.commits.append((message, ListedContribution(peer, body, is_proved)))
+        self._senders[message.digest] = peer
+        return len(self.commits) - 1
+
+    def _own_seal(self, peer: PeerId, value: SealValue, kind: Kind) -> bytes:
+        before = self.tree.seal(value.before)
+        body = Seal(value=value.digest, list_digest=value.list_digest, root=value.root)
+        return _message(branches.slot_of(before, kind), peer, encode(body)).encoded
+
+    @remembered
+    def drift(self, old: int, new: int) -> int | None:
+        """The drift that a peer loses which goes over from one head to another."""
+        drift = branch_tree.lost_drift(self.tree, self.values[old], self.values[new])
+        if drift is None:
+            return None
+        if drift.digest not in self._numbers:
+            self._numbers[drift.digest] = len(self.drifts)
+            self.drifts.append(drift)
+            self.tree.add_drift(drift)
+        return self._numbers[drift.digest]
+
+    @remembered
+    def following(self, basis: int, commits: tuple[int, ...], pending: frozenset[int]) -> int:
+        """The seal of a round on `basis` whose closer lists these COMMITs and what fits of the
+        pending drifts."""
+        before = self.values[basis]
+        digests = tuple(self.commits[index][0].digest for index in commits)
+        listed = [self.commits[index][1] for index in commits]
+        names = branch_tree.choose_drifts(
+            self.tree, before.digest, digests, [self.drifts[index].digest for index in pending]
+        )
+        assert branch_tree.may_list(self.tree, before.digest, digests, names)
+        value = SealValue(
+            run=before.run,
+            shard=before.shard,
+            round=before.round + 1,
+            before=before.digest,
+            basis=before.digest,
+            commits=digests,
+            drifts=names,
+            root=blake3(before.root + b"".join(digests) + b"".join(names)).digest(),
+            roster=next_roster(before.roster, before.round + 1, listed, trust="friends"),
+            clock=self._clock(before, listed, names),
+        )
+        if value.digest not in self._numbers:
+            self._numbers[value.digest] = len(self.values)
+            self._by_list[value.list_digest] = len(self.values)
+            self.values.append(value)
+            self.tree.add(value)
+        return self._numbers[value.digest]
+
+    def _clock(
+        self, before: SealValue, listed: list[ListedContribution], names: tuple[bytes, ...]
+    ) -> SealClock:
+        """The clock counts the tokens of drifts too: whoever has more sealed tokens wins."""
+        found = [self.tree.drift(name) for name in names]
+        brought = sum(branch_tree.drift_tokens(self.tree, drift) for drift in found if drift)
+        clock = next_clock(before, listed, RULES)
+        return replace(clock, tokens=clock.tokens + brought)
+
+    @remembered
+    def kept(self, head: int, pending: frozenset[int]) -> frozenset[int]:
+        """Which drifts a peer keeps that stands on `head`."""
+        names = [self.drifts[index].digest for index in pending]
+        kept = branch_tree.kept_drifts(self.tree, self.values[head].digest, names)
+        return frozenset(self._numbers[name] for name in kept)
+
+    @remembered
+    def counts_twice(self, head: int) -> bool:
+        """Whether a contribution counts twice on the chain up to `head`."""
+        start = self.values[0].digest
+        counted = list(self.tree.contributions(self.values[head].digest, start))
+        return len(counted) != len(set(counted))
+
+    @remembered
+    def title(self, number: int) -> str:
+        """A seal in a trace: its number, round, and whom it lists."""
+        value = self.values[number]
+        listed = names_of(self.indices(self._senders[digest] for digest in value.commits))
+        drifts = "".join(f"+drift of {self._loser(name)}" for name in value.drifts)
+        return f"s{number} (round {value.round}: {listed or 'nobody'}{drifts})"
+
+    def _loser(self, name: bytes) -> str:
+        drift = self.tree.drift(name)
+        return f"s{self._numbers[drift.head]}" if drift else "?"
+
+
+def names_of(peers: Iterable[int]) -> str:
+    """Peers in a trace."""
+    return "".join(LETTERS[peer] for peer in peers)
+
+
+def _message(slot: Slot, sender: PeerId, body: bytes) -> SignedMessage:
+    return SignedMessage(slot=slot, sender=sender, body=body, signature=NO_SIGNATURE)
+
+
+def _genesis(voters: tuple[PeerId, ...]) -> SealValue:
+    seats = tuple(
+        SeatRecord(peer=peer, seated=0, voter_since=0, proved=0, absent=0) for peer in voters
+    )
+    return SealValue(
+        run=blake3(b"explored").digest(),
+        shard=0,
+        round=0,
+        before=blake3(b"explored").digest(),
+        basis=blake3(b"explored").digest(),
+        commits=(),
+        drifts=(),
+        root=bytes(32),
+        roster=Roster(seats=seats, window=(0,)),
+        clock=SealClock(step=0, tokens=0, cursor=0, unused=(), ends_run=False),
+    )
+
 
 # States -------------------------------------------------------------------------------------------
 
@@ -136,10 +385,8 @@ class Branches(Model[Swarm]):
             for links in self._partitions:
                 if links != state.links:
                     sides = "|".join(names_of(group) for group in groups(links))
-                    yield (
-                        f"links become {sides}",
-                        state._replace(links=links, changes_left=state.changes_left - 1),
-                    )
+                    after = state._replace(links=links, changes_left=state.changes_left - 1)
+                    yield f"links become {sides}", after
         for group in groups(state.links):
             yield from self.in_group(state, group)
 
@@ -226,10 +473,9 @@ class Branches(Model[Swarm]):
     def opening(self, final: int, head: int, here: tuple[int, ...]) -> Opening | None:
         """`branches.next_round`."""
         position, reachable = self.seals.position(final, head), self._ids(here)
-        return self.seals.once(
-            ("opening", final, head, here),
-            lambda: branches.next_round(position, reachable, trust="friends", survive="any"),
-        )
+        place = ("opening", final, head, here)
+        rules = {"trust": "friends", "survive": "any"}
+        return self.seals.once(place, lambda: branches.next_round(position, reachable, **rules))
 
     # --- An ordinary round.
 
@@ -330,7 +576,7 @@ class Branches(Model[Swarm]):
     ) -> tuple[BranchPeerState, int]:
         """The peer and its COMMIT on this basis: the one it has signed already, if there is one."""
         own = b"%d/%d" % (index, basis)
-        root = branch_seals.contribution_root(own.ljust(32, b"."), peer.drifts)
+        root = contribution_root(own.ljust(32, b"."), peer.drifts)
         value = self.seals.values[basis]
         for commit in peer.commits:
             body = self.seals.commits[commit][1].commit
@@ -374,16 +620,15 @@ class Branches(Model[Swarm]):
             head=head,
             lock=peer.lock if peer.lock and peer.lock.basis == digest else None,
             attempts=tuple(one for one in peer.attempts if self._round(one[0]) >= low),
-            commits=tuple(c for c in peer.commits if self._commit_round(c) > low),
+            commits=tuple(c for c in peer.commits if self.seals.commits[c][0].slot.round > low),
             signed=tuple(one for one in peer.signed if self._round(one[2]) >= low),
             drifts=drifts,
         )
 
     def head_behind(self, head: int, final: int) -> int:
         """`branches.head_behind`."""
-        value = branches.head_behind(
-            self.seals.tree, self.seals.values[head], self.seals.values[final]
-        )
+        values = self.seals.values
+        value = branches.head_behind(self.seals.tree, values[head], values[final])
         return self.seals.number(value.digest)
 
     def judge(self, state: Swarm, seal: int) -> Swarm:
@@ -451,9 +696,6 @@ class Branches(Model[Swarm]):
 
     def _round(self, seal: int) -> int:
         return self.seals.values[seal].round
-
-    def _commit_round(self, commit: int) -> int:
-        return self.seals.commits[commit][0].slot.round
 
 
 # What must hold once links are up again -----------------------------------------------------------

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from node import events as ev
+from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind
@@ -284,3 +285,14 @@ def holds(peer: MachinePeer, bulk: Bulk, subject: bytes, cell: int) -> bool:
         cell in (view.parts if bulk is Bulk.PART else view.results).get(subject, ())
         for view in peer.machine.views
     )
+
+
+def parts_due(
+    view: RoundView, givers: Sequence[MachinePeer]
+) -> Iterator[tuple[PeerId, bytes, int]]:
+    """Sender, COMMIT and cell of the parts that a peer sums, has not, and somebody has."""
+    for piece in view.own_slices():
+        for sender, commit, _ in view.commits():
+            for cell in view.missing_parts(commit, piece):
+                if any(holds(giver, Bulk.PART, commit, cell) for giver in givers):
+                    yield sender, commit, cell

@@ -302,8 +302,8 @@ Move = tuple[str, tuple[Deed, ...]]
 class MachinePeer:
     """A machine, its monotonic clock, and what it has on its disk.
 
-    `sent` and `adopted` collect what the last deed led to; `broken` says what a machine must never
-    do. Whoever is among the `liars` may be blamed.
+    `sent`, `adopted` and `known`, seals that are not final, collect what the last deed led to;
+    `broken` says what a machine must never do. Whoever is among the `liars` may be blamed.
     """
 
     machine: RoundMachine
@@ -314,6 +314,7 @@ class MachinePeer:
     has_lost_disk: bool = False
     sent: list[SignedMessage] = field(default_factory=list)
     adopted: list[SealCertificate] = field(default_factory=list)
+    known: list[SealCertificate] = field(default_factory=list)
     actions: list[ev.RoundAction] = field(default_factory=list)
     broken: str = ""
     liars: frozenset[PeerId] = frozenset()
@@ -496,6 +497,10 @@ class MachinePeer:
         self.sent.append(message)
         self.tell(ev.Tick())
 
+    def wrong(self) -> str:
+        """What must never be, whatever was heard."""
+        return ""
+
     def key(self) -> bytes:
         """Equal for peers that will do the same, whatever they are told.
 
@@ -547,7 +552,7 @@ class Peers:
         known = self._numbers.get(key)
         if known is None:
             known = self._numbers[key] = len(self.states)
-            peer.sent, peer.adopted, peer.actions = [], [], []
+            peer.sent, peer.adopted, peer.known, peer.actions = [], [], [], []
             self.states.append(peer)
         return known
 
@@ -564,9 +569,9 @@ class Peers:
             self._carry_out(peer, deed)
         sent = tuple(self.post.number(message) for message in peer.sent)
         adopted = tuple(certificate.value.digest for certificate in peer.adopted)
-        for certificate in peer.adopted:
+        for certificate in (*peer.adopted, *peer.known):
             self.post.rosters[certificate.value.digest] = certificate.value.roster
-        effect = Effect(sent, adopted, peer.broken)
+        effect = Effect(sent, adopted, peer.broken or peer.wrong())
         return self.number(peer), effect
 
     def _carry_out(self, peer: MachinePeer, deed: Deed) -> None:

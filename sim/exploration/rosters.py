@@ -33,7 +33,7 @@ from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from protocol.messages import Commit, Roster, SeatRecord
 from sim.exploration.explorer import Model
-from sim.exploration.table import LETTERS, seat
+from sim.exploration.table import LETTERS, PLAIN_COMMIT, seat
 from sim.world.nodes import peer_named
 
 # Any LISTs ----------------------------------------------------------------------------------------
@@ -136,24 +136,9 @@ def commit_naming(
     joins: tuple[PeerId, ...], committed: bytes, gone: tuple[PeerId, ...] = ()
 ) -> Commit:
     """A COMMIT that says nothing but who asks for a seat, who was there, and who leaves."""
-    return Commit(
-        root=bytes(32),
-        cell_norms=(1.0,),
-        tokens=10,
-        samples=10,
-        steps=10,
-        base=bytes(32),
-        residual_before=bytes(32),
-        residual_after=bytes(32),
-        seal=b"",
-        joins=joins,
-        suspects=(),
-        gone=gone,
-        bans=(),
-        is_past_end=False,
-        committed=committed,
-        sealed=bytes(len(committed)),
-        lapsed=bytes(len(committed)),
+    nothing = bytes(len(committed))
+    return replace(
+        PLAIN_COMMIT, joins=joins, gone=gone, committed=committed, sealed=nothing, lapsed=nothing
     )
 
 

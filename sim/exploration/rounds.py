@@ -11,7 +11,7 @@ from node.rules.round_view import RoundView
 from protocol.frames import Bulk
 from protocol.messages import Kind
 from sim.exploration.explorer import Later
-from sim.exploration.machines import GoodRun, Machines, MachinesState, Moves, holds
+from sim.exploration.machines import GoodRun, Machines, MachinesState, Moves, holds, parts_due
 from sim.exploration.peers import Deed, MachinePeer, Move, Peers, fork
 from sim.exploration.table import Letter, Post, Table, toy_config
 
@@ -164,12 +164,8 @@ class Rounds(Machines):
 
     def _bytes_of(self, state: MachinesState, view: RoundView) -> Iterator[Move]:
         everybody = [self.peers.states[number] for number in state.peers]
-        for piece in view.own_slices():
-            for sender, commit, _ in view.commits():
-                for cell in view.missing_parts(commit, piece):
-                    if any(holds(other, Bulk.PART, commit, cell) for other in everybody):
-                        name = self.table.names[sender]
-                        yield f"gets the part of {name}", (("part", commit, cell),)
+        for sender, commit, cell in parts_due(view, everybody):
+            yield f"gets the part of {self.table.names[sender]}", (("part", commit, cell),)
         facts = self.post.facts(state.sent)
         lists = {
             letter.proposes

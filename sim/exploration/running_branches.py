@@ -27,8 +27,8 @@ from protocol.messages import Kind, SealCertificate, SealValue
 from sim.exploration import peers
 from sim.exploration.branches import groups, partitions
 from sim.exploration.explorer import Later
-from sim.exploration.machines import Machines, MachinesState, Moves
-from sim.exploration.peers import Deed, Effect, MachinePeer, Move, Peers, fork, key_of
+from sim.exploration.machines import Machines, MachinesState, Moves, holds, parts_due
+from sim.exploration.peers import Deed, Effect, MachinePeer, Move, Peers, key_of
 from sim.exploration.table import Post, Table, contributed, toy_config
 
 # One machine that may go on without a quorum ------------------------------------------------------
@@ -60,7 +60,6 @@ class BranchPeer(MachinePeer):
     final: bytes = field(kw_only=True)
     branch: tuple[SealCertificate, ...] = ()
     steps: dict[bytes, tuple[bytes, bool]] = field(default_factory=dict)
-    advanced: list[SealCertificate] = field(default_factory=list)
 
     def _act(self, action: ev.RoundAction) -> Iterator[ev.RoundEvent]:
         match action:
@@ -79,7 +78,7 @@ class BranchPeer(MachinePeer):
                 self._judge_outcome(certificate.value, was_listed)
                 self.state = self._taken(certificate.value.list_digest)
                 self.branch = (*self.branch, certificate)
-                self.advanced.append(certificate)
+                self.known.append(certificate)
             case ev.Confirm(certificate=certificate):
                 self.final = self._taken(certificate.value.list_digest)
                 self.chain, self.branch = (*self.chain, certificate), self.branch[1:]
@@ -199,17 +198,12 @@ class BranchPeer(MachinePeer):
 
     # Answers ------------------------------------------------------------------------------------
 
-    def holds(self, bulk: Bulk, subject: bytes, cell: int) -> bool:
-        """Whether it can give that cell."""
-        if bulk is Bulk.RESULT and subject in self.results:
-            return True
-        return any(
-            cell in (view.parts if bulk is Bulk.PART else view.results).get(subject, ())
-            for view in self.machine.views
-        )
+    def has_result(self, digest: bytes, cell: int) -> bool:
+        """Whether it can give that cell of the result of a LIST."""
+        return digest in self.results or holds(self, Bulk.RESULT, digest, cell)
 
     def wrong(self) -> str:
-        """What must never be, whatever was heard."""
+        """See MachinePeer."""
         standing = self.machine.standing
         if (self.final, self.state) != (standing.final.value.root, standing.head.value.root):
             return "I2: the state in the store is not the one that is sealed"
@@ -271,18 +265,6 @@ class BranchPeers(Peers):
         return BranchPeer(
             plain.machine, plain.chain, meeting=Meeting(signer), state=root, final=root
         )
-
-    def _work_out(self, number: int, deeds: Iterable[Deed]) -> tuple[int, Effect]:
-        peer = fork(self.at(number))
-        for deed in deeds:
-            self._carry_out(peer, deed)
-        sent = tuple(self.post.number(message) for message in peer.sent)
-        adopted = tuple(certificate.value.digest for certificate in peer.adopted)
-        for certificate in (*peer.adopted, *peer.advanced):
-            self.post.rosters[certificate.value.digest] = certificate.value.roster
-        effect = Effect(sent, adopted, peer.broken or peer.wrong())
-        peer.advanced = []
-        return self.number(peer), effect
 
     def _carry_out(self, peer: MachinePeer, deed: Deed) -> None:
         assert isinstance(peer, BranchPeer)
@@ -441,10 +423,7 @@ class BranchMoves:
         parts: list[Deed] = [
             ("part", commit, cell)
             for view in peer.machine._worked_in
-            for piece in view.own_slices()
-            for _, commit, _ in view.commits()
-            for cell in view.missing_parts(commit, piece)
-            if any(giver.holds(Bulk.PART, commit, cell) for giver in givers)
+            for _, commit, cell in parts_due(view, givers)
         ]
         if parts:
             yield "gets the parts", tuple(parts)
@@ -458,7 +437,7 @@ class BranchMoves:
             for one in peer.machine.standing.under_way
             for digest in _wanted(one)
             if all(
-                any(g.holds(Bulk.RESULT, digest, c) for g in givers)
+                any(giver.has_result(digest, c) for giver in givers)
                 for c in one.missing_results(digest)
             )
         ]

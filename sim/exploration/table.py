@@ -8,7 +8,7 @@ and freeze.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from blake3 import blake3
 
@@ -62,6 +62,25 @@ def toy_config(*fragment_cells: int, lag: int = 1, trust: str = "friends") -> Ro
 def deadline() -> LearnedDeadline:
     """The deadline that all machines here have."""
     return LearnedDeadline(floor_s=DEADLINE_S, cap_s=DEADLINE_S)
+
+
+PLAIN_COMMIT = Commit(
+    root=bytes(32),
+    cell_norms=(1.0,),
+    tokens=10,
+    samples=10,
+    steps=10,
+    base=bytes(32),
+    residual_before=bytes(32),
+    residual_after=bytes(32),
+    seal=b"",
+    joins=(),
+    suspects=(),
+    gone=(),
+    bans=(),
+    is_past_end=False,
+)
+"""Says nothing of anybody."""
 
 
 def contributed(peer: PeerId, round_index: int, num_cells: int, mark: str = "") -> ev.Contributed:
@@ -383,21 +402,13 @@ class Table:
     def commit(self, peer: PeerId) -> SignedMessage:
         """The COMMIT of a helper."""
         mine = contributed(peer, self.head.value.round + 1, self._num_cells(self.head))
-        body = Commit(
+        body = replace(
+            PLAIN_COMMIT,
             root=mine.root,
             cell_norms=mine.cell_norms,
-            tokens=mine.tokens,
-            samples=mine.samples,
-            steps=mine.steps,
             base=self.head.value.digest,
             residual_before=mine.residual_before,
             residual_after=mine.residual_after,
-            seal=b"",
-            joins=(),
-            suspects=(),
-            gone=(),
-            bans=(),
-            is_past_end=False,
         )
         return self.sign(peer, Kind.COMMIT, body)
 

@@ -1,5 +1,9 @@
 """Chaos: carries a timetable out in a world, fault by fault, and undoes those that end.
 
+A fault may wait for a phase of a round. A phase is a question asked before each action of a node,
+and with None once all actions of an event are carried out. "Recorded" is the moment in which R12
+lives: durable, and heard by nobody.
+
 What cannot be done to a node in its present state (to freeze a dead one) is left out and noted: a
 timetable is drawn before the world runs, and nobody knows then who will be alive.
 """
@@ -22,6 +26,8 @@ from sim.trials.faults import ANY, CLOSER, NEXT_CLOSER, WorldFault
 from sim.world.devices import Device, Seconds
 from sim.world.links import Link
 from sim.world.world import SimNode, World
+
+# When: the phases of a round ----------------------------------------------------------------------
 
 Phase = Callable[[RoundView, ev.CoreAction | None], bool]
 """Whether the node whose view it is stands there, about to carry out that action."""
@@ -93,6 +99,8 @@ def phase_of(view: RoundView) -> str:
             newest = message.slot.kind.name
     return newest
 
+
+# What each kind of fault does to a world, and how it is undone ------------------------------------
 
 SLOW_LINK = Link(latency_s=(0.9, 1.1), bytes_per_s=12_500.0, loss=0.05)
 """2 s there and back, 100 kbit/s, one in twenty lost."""
@@ -296,8 +304,8 @@ def _freeze(blow: Blow) -> Undo | None:
 
 
 def _between(
-    do: Callable[[World, Pair], object],
-    undo: Callable[[World, Pair], object],
+    do: Callable[[World, PeerId, PeerId], object],
+    undo: Callable[[World, PeerId, PeerId], object],
     pairs_of: Callable[[Blow], list[Pair]],
     blow: Blow,
 ) -> Undo | None:
@@ -307,39 +315,15 @@ def _between(
     for pair in pairs:
         reasons[name, pair] += 1
         if reasons[name, pair] == 1:
-            do(blow.world, pair)
+            do(blow.world, *pair)
 
     def mend() -> None:
         for pair in pairs:
             reasons[name, pair] -= 1
             if not reasons[name, pair]:
-                undo(blow.world, pair)
+                undo(blow.world, *pair)
 
     return mend if pairs else None
-
-
-def _block(world: World, pair: Pair) -> None:
-    world.block(*pair)
-
-
-def _unblock(world: World, pair: Pair) -> None:
-    world.unblock(*pair)
-
-
-def _cut(world: World, pair: Pair) -> None:
-    world.cut(*pair)
-
-
-def _heal(world: World, pair: Pair) -> None:
-    world.heal(*pair)
-
-
-def _hold(world: World, pair: Pair) -> None:
-    world.hold(*pair)
-
-
-def _release(world: World, pair: Pair) -> None:
-    world.release(*pair)
 
 
 def _crossing(blow: Blow) -> list[Pair]:
@@ -437,10 +421,10 @@ BLOWS: Mapping[str, Callable[[Blow], Undo | None]] = {
     "roll_back": _roll_back,
     "freeze": _freeze,
     "nap": _freeze,
-    "partition": partial(_between, _block, _unblock, _crossing),
-    "mute": partial(_between, _block, _unblock, Blow.sides),
-    "cut": partial(_between, _cut, _heal, _ascending),
-    "hold": partial(_between, _hold, _release, Blow.sides),
+    "partition": partial(_between, World.block, World.unblock, _crossing),
+    "mute": partial(_between, World.block, World.unblock, Blow.sides),
+    "cut": partial(_between, World.cut, World.heal, _ascending),
+    "hold": partial(_between, World.hold, World.release, Blow.sides),
     "clog": _clog,
     "slow": _slow,
     "wrong_sum": _sum_wrongly,
@@ -448,6 +432,8 @@ BLOWS: Mapping[str, Callable[[Blow], Undo | None]] = {
 }
 """None of a blow says that there was nobody to hurt; else what it gives undoes it."""
 
+
+# The timetable ------------------------------------------------------------------------------------
 
 DISK_ENDED = "disk:"
 """How the reason begins for which a process ends that its disk has failed."""

@@ -1,4 +1,4 @@
-"""Shrinking: the smallest scenario that still breaks the same promise.
+"""Failures: the smallest scenario that still breaks the same promise, and files to see it again.
 
 First faults go, by halves and then one by one, then nodes, rounds and cells. Each candidate is a
 world that is run, so the search is bounded by their number.

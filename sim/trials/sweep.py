@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 import tomllib
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +20,7 @@ from io import StringIO
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from statistics import median
+from typing import Any
 
 from blake3 import blake3
 from rich.console import Console
@@ -405,6 +406,22 @@ def _write(folder: Path, scenarios: dict[str, Scenario], swept: Swept, console: 
     console.print(f"plot, table and failures are in {folder}")
 
 
+def _sums(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What came of the seeds of a scenario, as JSON has it."""
+    took_s = [seconds for one in outcomes for _, seconds in one.recoveries]
+    return {
+        "seeds": len(outcomes),
+        "rounds_sealed": sum(one.rounds_sealed for one in outcomes),
+        "rounds_carried": sum(one.rounds_carried for one in outcomes),
+        "peer_rounds": peer_rounds(outcomes),
+        "banned": sum(one.banned for one in outcomes),
+        "false_bans": sum(one.false_bans for one in outcomes),
+        "violations": sum(one.violation is not None for one in outcomes),
+        "recovery_median_s": median(took_s) if took_s else None,
+        "recovery_max_s": max(took_s, default=None),
+    }
+
+
 def sweep_table(swept: Swept) -> Table:
     """A row per scenario: how many seeds, what they sealed, how soon they recovered, what broke."""
     table = Table(title=None)
@@ -412,21 +429,17 @@ def sweep_table(swept: Swept) -> Table:
     for head in ("seeds", "sealed", "carried", "recovery", "longest", "rounds/s", "broken"):
         table.add_column(head, justify="right")
     for name, outcomes in swept.outcomes.items():
-        took_s = [seconds for one in outcomes for _, seconds in one.recoveries]
-        broken = sum(one.violation is not None for one in outcomes)
-        rounds = sum(one.rounds_sealed + one.rounds_carried for one in outcomes)
-        busy_s = sum(one.wall_s for one in outcomes)
-        table.add_row(
-            name,
-            str(len(outcomes)),
-            str(sum(one.rounds_sealed for one in outcomes)),
-            str(sum(one.rounds_carried for one in outcomes)),
-            f"{median(took_s):.1f} s" if took_s else "-",
-            f"{max(took_s):.1f} s" if took_s else "-",
-            f"{rounds / busy_s:.0f}" if busy_s else "-",
-            str(broken),
-            style="red" if broken else "",
+        sums = _sums(outcomes)
+        sealed, carried, broken = (
+            sums[key] for key in ("rounds_sealed", "rounds_carried", "violations")
         )
+        recovery_s = (sums["recovery_median_s"], sums["recovery_max_s"])
+        busy_s = sum(one.wall_s for one in outcomes)
+        counted = map(str, (sums["seeds"], sealed, carried))
+        took = ("-" if span_s is None else f"{span_s:.1f} s" for span_s in recovery_s)
+        rate = f"{(sealed + carried) / busy_s:.0f}" if busy_s else "-"
+        style = "red" if broken else ""
+        table.add_row(name, *counted, *took, rate, str(broken), style=style)
     return table
 
 
@@ -437,28 +450,18 @@ def peer_rounds(outcomes: Sequence[Outcome]) -> int:
 
 def sweep_json(swept: Swept, commands: Sequence[str]) -> dict[str, object]:
     """A sweep as one object; `failures` hold the command that replays each."""
-    coverage: dict[str, int] = defaultdict(int)
-    scenarios: dict[str, object] = {}
-    for name, outcomes in swept.outcomes.items():
-        took_s = [seconds for one in outcomes for _, seconds in one.recoveries]
-        for one in outcomes:
-            for label, count in one.coverage.items():
-                coverage[label] += count
-        scenarios[name] = {
-            "seeds": len(outcomes),
-            "rounds_sealed": sum(one.rounds_sealed for one in outcomes),
-            "rounds_carried": sum(one.rounds_carried for one in outcomes),
-            "peer_rounds": peer_rounds(outcomes),
-            "banned": sum(one.banned for one in outcomes),
-            "false_bans": sum(one.false_bans for one in outcomes),
-            "violations": sum(one.violation is not None for one in outcomes),
-            "recovery_median_s": round(median(took_s), 3) if took_s else None,
-            "recovery_max_s": max(took_s, default=None),
-        }
+    coverage = sum(
+        (Counter(one.coverage) for found in swept.outcomes.values() for one in found),
+        Counter[str](),
+    )
     failures = [
         {**outcome.as_json(), "replay": command}
         for outcome, command in zip(swept.failures(), commands, strict=True)
     ]
+    scenarios = {name: _sums(found) for name, found in swept.outcomes.items()}
+    for sums in scenarios.values():
+        median_s = sums["recovery_median_s"]
+        sums["recovery_median_s"] = None if median_s is None else round(median_s, 3)
     return {
         "is_whole": swept.is_whole,
         "wall_s": round(swept.wall_s, 3),

@@ -1,4 +1,4 @@
-"""One scenario, one seed: a world is built, played to its end, and judged."""
+"""One scenario, one seed: a world is built, played to its end, and judged; and what came of it."""
 
 import math
 import random

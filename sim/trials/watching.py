@@ -7,12 +7,12 @@ from node import events as ev
 from node.reporting.tracing import Began, Record
 from protocol.identity import KeyedHashSigner, PeerId, Signer
 from protocol.messages import Kind
+from sim.checks.accounting import LedgerDisk, Ledgers, OwnRounds
 from sim.checks.bounds import Bounds
 from sim.checks.invariants import ALL, Circumstances, InvariantBroken, Invariants
 from sim.checks.keeping import Hearing, Keeping
 from sim.checks.leaks import LeavingCheck
 from sim.checks.progress import ProgressCheck
-from sim.checks.receipts import LedgerDisk, Ledgers, OwnRounds
 from sim.checks.reference import Reference
 from sim.world.assembly import genesis_of
 from sim.world.nodes import signer_named

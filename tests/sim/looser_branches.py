@@ -13,7 +13,7 @@ from node.rules import branch_tree, branches, overlap
 from node.rules.branches import Opening, Position
 from node.rules.roster import has_quorum
 from protocol.messages import Kind
-from sim.exploration import branch_seals
+from sim.exploration import branches as explored
 
 
 @contextmanager
@@ -119,7 +119,7 @@ def drift_inside_the_commit() -> Iterator[None]:
 
         return contribution_root
 
-    with _instead(branch_seals, "contribution_root", loosen):
+    with _instead(explored, "contribution_root", loosen):
         yield
 
 
