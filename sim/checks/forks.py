@@ -45,6 +45,8 @@ from protocol.messages import (
 )
 from sim.checks.history import Check, History, Kinds
 
+# I3: no fork ------------------------------------------------------------------------------------
+
 WORKED_IN = frozenset({Kind.HAVE, Kind.LIST, Kind.VOTE, Kind.NEWATTEMPT, Kind.SEAL})
 """Kinds that say in which attempt their sender works."""
 
@@ -294,6 +296,9 @@ class Forks(Check):
         return len(attempts) == 1 and self._is_quorum(value.basis, agreeing)
 
 
+# I2: equal rounds -------------------------------------------------------------------------------
+
+
 class Equality(Check):
     """I2 over records.
 
@@ -352,6 +357,9 @@ class Equality(Check):
             yield f"has another state after this LIST than {short_id(known[2])}"
         elif value != known[0]:
             yield f"gives this LIST another seal value than {short_id(known[2])}, of equal state"
+
+
+# I1: durability ---------------------------------------------------------------------------------
 
 
 class Durability(Check):

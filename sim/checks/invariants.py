@@ -81,6 +81,12 @@ class InvariantBroken(Exception):
         self.record = record
 
 
+def raise_first(name: str, found: Iterable[str], record: Record | None) -> None:
+    """Raise InvariantBroken for the first sentence that a check has found."""
+    for text in found:
+        raise InvariantBroken(name, text, record)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Circumstances:
     """What is known of a run besides its records.
@@ -171,13 +177,9 @@ class Invariants:
     def finish(self) -> None:
         """No more records come. Raises InvariantBroken where that breaks a promise."""
         for check in self._checks:
-            self._raise_first(check.name, check.finish(), None)
+            raise_first(check.name, check.finish(), None)
 
     def _take(self, record: Record) -> None:
         self.history.saw(record)
         for check in self._by_kind.get(type(record), ()):
-            self._raise_first(check.name, check.saw(record), record)
-
-    def _raise_first(self, name: str, found: Iterable[str], record: Record | None) -> None:
-        for text in found:
-            raise InvariantBroken(name, text, record)
+            raise_first(check.name, check.saw(record), record)

@@ -32,6 +32,8 @@ from sim.checks.history import History
 from sim.checks.progress import ProgressCheck
 from sim.world.world import SimNode, World
 
+# I6: nobody honest is suspected ------------------------------------------------------------------
+
 LOOKS_PER_SUSPICION = 4
 """Whoever is silent for less than the time to a suspicion may be overlooked."""
 
@@ -110,6 +112,8 @@ class Hearing:
         since_s = self._world.now_s - self._apart_s.get(pair, -self._suspect_s)
         return since_s <= 2 * self._suspect_s
 
+
+# I9: seats and votes ------------------------------------------------------------------------------
 
 SPAN_OF_SEAT = 3
 """A seat is lost by two rounds: absent in both, or suspected in the COMMITs of the second."""

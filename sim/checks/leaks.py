@@ -82,6 +82,8 @@ def _said(record: Record) -> bytes:
             return b""
 
 
+# In worlds ----------------------------------------------------------------------------------------
+
 EVERY = 32
 """One frame in so many of its type is searched, and the first ones of each type all."""
 

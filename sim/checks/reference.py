@@ -27,6 +27,8 @@ from training.outer.optimizers import OuterInfo, make_outer
 
 Vector = NDArray[np.float32]
 
+# The sum and the outer step -----------------------------------------------------------------------
+
 DTYPES = {"none": "<f4", "fp16": "<f2"}
 
 
@@ -124,6 +126,8 @@ def outer_step(outer: OuterSpec, before: Expected, aggregate_N: Vector, index: i
     step = make_outer(outer).step(before.anchor_N, aggregate_N, info)
     return Expected(step.anchor_N, dict(step.slots))
 
+
+# The check ----------------------------------------------------------------------------------------
 
 ROUNDS_KEPT = 4
 """Wire bytes and states of so many rounds stay, for nodes that lag behind."""

@@ -46,6 +46,8 @@ def _in_order(records: Sequence[Record], number: int) -> Iterator[tuple[tuple[fl
         yield (at_s, number), record
 
 
+# I4: progress -----------------------------------------------------------------------------------
+
 ROUNDS_ALLOWED = 3
 """I4 gives a round so many times what one without a failed attempt takes."""
 
@@ -144,6 +146,8 @@ class Stalls(Check):
         running = {p for p, heard_s in self._heard_s.items() if now_s - heard_s < SILENT_S}
         return electorate is not None and electorate.is_quorum(running)
 
+
+# I7: bounded ------------------------------------------------------------------------------------
 
 WARM_UP_S, WARM_UP_ROUNDS = 30.0, 5
 """By then a process has loaded and allocated what it needs for any round, and holds as many rounds

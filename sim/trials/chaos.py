@@ -438,6 +438,9 @@ BLOWS: Mapping[str, Callable[[Blow], Undo | None]] = {
 DISK_ENDED = "disk:"
 """How the reason begins for which a process ends that its disk has failed."""
 
+CLOSERS = {CLOSER: 0, NEXT_CLOSER: 1}
+"""Roles, and the attempt of which their node is the closer."""
+
 STALE_ROUNDS = 3
 """A phase of a round that is so long over comes to nobody any more."""
 
@@ -635,16 +638,9 @@ class WorldChaos:
         if node.peer in armed.struck:
             return None
         for role in armed.open:
-            match role:
-                case str() if role == ANY:
-                    is_meant = True
-                case str() if role == CLOSER:
-                    is_meant = view.closer(0) == node.peer
-                case str() if role == NEXT_CLOSER:
-                    is_meant = view.closer(1) == node.peer
-                case _:
-                    is_meant = self._names.get(node.peer) == role
-            if is_meant:
+            closes = CLOSERS.get(role)
+            is_closer = closes is not None and view.closer(closes) == node.peer
+            if role == ANY or is_closer or self._names.get(node.peer) == role:
                 return role
         return None
 

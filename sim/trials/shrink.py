@@ -20,6 +20,8 @@ from sim.trials.trial import Outcome
 
 Run = Callable[[Scenario, int], Outcome]
 
+# Shrinking ----------------------------------------------------------------------------------------
+
 TRIES_MAX = 400
 
 LEAST_WITH_LIARS = 3
@@ -155,6 +157,9 @@ def _with_rounds(scenario: Scenario, rounds: int) -> Scenario:
     """The scenario with fewer rounds, and without the faults of those that are gone."""
     kept = tuple(fault for fault in scenario.timetable or () if fault.round <= rounds)
     return replace(scenario, rounds=rounds, timetable=kept)
+
+
+# What one needs to see the same again -------------------------------------------------------------
 
 
 def recorded(scenario: Scenario, outcome: Outcome, version: str) -> Scenario:
