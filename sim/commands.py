@@ -30,6 +30,9 @@ def sim() -> None:
     hush()
 
 
+HANDED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+"""Of commands whose arguments another one reads."""
+
 ROBUSTNESS = "robustness"
 """What is no scenario: all attacks, with and without a defence."""
 
@@ -38,6 +41,12 @@ ScenarioArgument = Annotated[
 ]
 SeedOption = Annotated[
     int, typer.Option("--seed", help="Seed of everything that is random.", min=0)
+]
+RecordedSeedOption = Annotated[
+    int | None,
+    typer.Option(
+        "--seed", help="Random seed; by default the one recorded in the file.", show_default=False
+    ),
 ]
 PeersOption = Annotated[
     int | None,
@@ -177,7 +186,7 @@ def sweep_scenarios(
     json: JsonOption = False,
 ) -> None:
     """Run scenarios with many seeds; each failure is printed with the command that replays it."""
-    from sim.trials import sweeping
+    from sim.trials import sweep as sweeping
 
     refuse_idle(context, _idle(scenarios or []))
     if scenarios == [ROBUSTNESS]:
@@ -222,12 +231,7 @@ def _sweep_robustness(options: dict[str, Any], out: Path | None, json: bool) -> 
 @sim_app.command()
 def replay(
     scenario: ScenarioArgument,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Random seed; by default the one recorded in the file.", show_default=False
-        ),
-    ] = None,
+    seed: RecordedSeedOption = None,
     peers: PeersOption = None,
     rounds: RoundsOption = None,
     trace: TraceOption = None,
@@ -243,12 +247,7 @@ def replay(
 @sim_app.command()
 def shrink(
     scenario: ScenarioArgument,
-    seed: Annotated[
-        int | None,
-        typer.Option(
-            help="Random seed; by default the one recorded in the file.", show_default=False
-        ),
-    ] = None,
+    seed: RecordedSeedOption = None,
     peers: PeersOption = None,
     rounds: RoundsOption = None,
     out: Annotated[
@@ -280,11 +279,7 @@ def list_scenarios(json: JsonOption = False) -> None:
 
 @sim_app.command(
     "gossip",
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    },
+    context_settings=HANDED_ON,
     help=(
         "Measure gossip among many nodes: delay, partitions, failed nodes, bytes. See"
         " `gossip --help`."
@@ -299,15 +294,11 @@ def gossip(context: typer.Context) -> None:
 
 @sim_app.command(
     "explore",
-    context_settings={
-        "allow_extra_args": True,
-        "ignore_unknown_options": True,
-        "help_option_names": [],
-    },
+    context_settings=HANDED_ON,
     help="Explore every order of events in a small swarm. See `explore --help`.",
 )
 def explore(context: typer.Context) -> None:
     """Hand the arguments on to the explorer, which has options of its own."""
-    from sim.exploration.run import app as explorer
+    from sim.exploration.cases import app as explorer
 
     explorer(context.args, prog_name="barnraise sim explore")

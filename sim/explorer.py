@@ -1,6 +1,6 @@
 """`python -m sim.explorer`: explore the shipped machines; see `sim.exploration.explorer`."""
 
-from sim.exploration.explorer import main
+from sim.exploration.cases import app
 
 if __name__ == "__main__":
-    main()
+    app()

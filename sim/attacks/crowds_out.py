@@ -22,7 +22,7 @@ KEYS = 96
 
 PER_FRAME = 32
 PUZZLE_BITS = 5
-"""What worlds ask for (`sim.trials.build`)."""
+"""What worlds ask for (`sim.trials.trial`)."""
 
 
 class CrowdsOut(Attack):

@@ -8,7 +8,7 @@ class SybilWave(Attack):
     and to a rule that looks for the largest crowd they are it.
 
     One identity is nothing; how many there are, and how soon they count, is the attack. So in
-    worlds they join behind the founding members (`sim.trials.build`).
+    worlds they join behind the founding members (`sim.trials.trial`).
     """
 
     is_fresh = True

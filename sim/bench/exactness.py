@@ -1,7 +1,7 @@
 """Whether what was sealed is the exact aggregate of what the listed peers contributed.
 
 An independent check in the directing process: it makes every contribution again from the seed, sums
-them with `sim.checks.arithmetic`, takes the step, and compares roots: of each listed COMMIT, and of
+them with `sim.checks.reference`, takes the step, and compares roots: of each listed COMMIT, and of
 the state. Equal roots are equal bits, of every cell.
 """
 
@@ -17,7 +17,7 @@ from protocol.identity import PeerId, short_id
 from protocol.manifest import RunManifest
 from protocol.messages import Commit, Kind, SealValue, decode_body
 from sim.bench.made_up import Numbers
-from sim.checks.arithmetic import (
+from sim.checks.reference import (
     DTYPES,
     Expected,
     Vector,

@@ -1,7 +1,16 @@
-"""I3: never two final values of one round, and the rules of R2 that make it so.
+"""What nodes sign and stand on: no fork (I3), the same for all (I2), and nothing forgotten (I1).
 
-Over all signatures of all lives of all nodes. Only VOTE and SEAL count: their provisional
-counterparts, PVOTE and PSEAL (R4), fill slots and lock nobody.
+I3: never two final values of one round, and the rules of R2 that make it so, over all signatures of
+all lives of all nodes. Only VOTE and SEAL count: their provisional counterparts, PVOTE and PSEAL
+(R4), fill slots and lock nobody.
+
+I2: whoever has a round has the same of it: seal value and state root, here by what was said. That
+the state is what the listed bytes give is checked in worlds, by `sim.checks.reference`.
+
+I1: what a node told the others, or built upon, is still there after its restarts. What is promised
+(`node.holdings.journal`): a signature is durable before it leaves, a final seal before anything is
+built on it, and its state can be made again from the disk. Nothing of it is promised where the node
+says that its disk was lost (R12): it then asks what it signed.
 
 What one node signs because of another's signature comes behind it in a world. Between processes
 clocks are a little apart, so there it may come before, by `skew_s` at most.
@@ -9,10 +18,21 @@ clocks are a little apart, so there it may come before, by `skew_s` at most.
 
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from node.reporting.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
+from node.reporting.tracing import (
+    Adopted,
+    Advanced,
+    Began,
+    Confirmed,
+    Diverged,
+    FellBack,
+    Record,
+    Signed,
+    Synced,
+)
 from protocol.errors import DecodeError, ProofError
-from protocol.identity import PeerId, Signer
+from protocol.identity import PeerId, Signer, short_id
 from protocol.messages import (
     Kind,
     Seal,
@@ -23,7 +43,9 @@ from protocol.messages import (
     is_signed,
 )
 from protocol.rounds.chain import check_seal
-from sim.checks.history import History
+from sim.checks.history import Check, History, Kinds
+
+# I3: no fork ------------------------------------------------------------------------------------
 
 WORKED_IN = frozenset({Kind.HAVE, Kind.LIST, Kind.VOTE, Kind.NEWATTEMPT, Kind.SEAL})
 """Kinds that say in which attempt their sender works."""
@@ -37,14 +59,14 @@ def _never() -> bool:
     return False
 
 
-class Forks:
+class Forks(Check):
     """I3 over records. `signer` verifies; it signs nothing.
 
     `may_skip` says that nodes skip attempts by themselves, now and then (`protocol.rounds.rare`).
     """
 
     name = "I3"
-    kinds = (Began, Signed, Adopted, Advanced, Confirmed, Synced)
+    kinds: Kinds = (Began, Signed, Adopted, Advanced, Confirmed, Synced)
 
     def __init__(
         self,
@@ -272,3 +294,200 @@ class Forks:
             attempts.add(slot.attempt)
             agreeing.add(said.message.sender)
         return len(attempts) == 1 and self._is_quorum(value.basis, agreeing)
+
+
+# I2: equal rounds -------------------------------------------------------------------------------
+
+
+class Equality(Check):
+    """I2 over records.
+
+    A SEAL is a function of the seal before and of the LIST, so that two honest ones of one LIST
+    are equal, long before anything is final.
+    """
+
+    name = "I2"
+    kinds: Kinds = (Signed, Adopted, Advanced, Confirmed, Synced, Diverged)
+
+    def __init__(self, history: History) -> None:
+        self._history = history
+        self._sealed: dict[tuple[bytes, bytes], tuple[bytes, bytes, PeerId]] = {}
+
+    def saw(self, record: Record) -> Iterator[str]:
+        """See Check."""
+        is_bent = record.peer in self._history.bent
+        match record:
+            case Signed() | Diverged() if is_bent:
+                pass  # It finds out that the others have sealed something else.
+            case Signed():
+                yield from self._signed(record)
+            case (
+                Adopted(certificate=certificate, root=root)
+                | Advanced(certificate=certificate, root=root)
+                | Confirmed(certificate=certificate, root=root)
+            ):
+                value = certificate.value
+                if root != value.root:
+                    yield f"goes on from round {value.round} with a state that was not sealed"
+                yield from self._compare((value.before, value.list_digest), value.digest, root)
+            case Synced(certificate=certificate, root=root):
+                if root != certificate.value.root:
+                    yield f"fetched a state of round {certificate.value.round} that was not sealed"
+            case Diverged(reason=reason):
+                yield f"its state is not what the swarm sealed: {reason}"
+            case _:
+                pass
+
+    def _signed(self, record: Signed) -> Iterator[str]:
+        said = self._history.said
+        if said is None or said.message.slot.kind not in (Kind.SEAL, Kind.PSEAL):
+            return
+        slot, body = said.message.slot, said.body
+        assert isinstance(body, Seal)
+        # With two rounds in flight the same LIST may be sealed on several branches (R4, R5).
+        place = (slot.subject, body.list_digest)
+        self._sealed.setdefault(place, (body.value, body.root, record.peer))
+        yield from self._compare(place, body.value, body.root)
+
+    def _compare(self, place: tuple[bytes, bytes], value: bytes, root: bytes) -> Iterator[str]:
+        known = self._sealed.get(place)
+        if known is None:
+            return
+        if root != known[1]:
+            yield f"has another state after this LIST than {short_id(known[2])}"
+        elif value != known[0]:
+            yield f"gives this LIST another seal value than {short_id(known[2])}, of equal state"
+
+
+# I1: durability ---------------------------------------------------------------------------------
+
+
+class Durability(Check):
+    """I1 over records."""
+
+    name = "I1"
+    kinds: Kinds = (Began, Signed, Adopted, Advanced, Confirmed, FellBack, Synced)
+
+    def __init__(self, history: History, *, skew_s: float = 0.0) -> None:
+        self._history = history
+        self._skew_s = skew_s
+        self._uncounted: deque[tuple[float, bytes, bytes]] = deque()
+        """When to look again, the seal before, and a SEAL that was not told of yet."""
+        self._ahead: dict[PeerId, list[Signed]] = {}
+        """Signatures on a seal that their node is to tell of in the same moment."""
+
+    def saw(self, record: Record) -> Iterator[str]:
+        """See Check."""
+        while self._uncounted and self._uncounted[0][0] < record.at_s:
+            yield from self._counted(*self._uncounted.popleft()[1:])
+        ahead = self._ahead.get(record.peer)
+        if ahead and record.at_s > ahead[0].at_s and not isinstance(record, Began):
+            del self._ahead[record.peer]
+            yield self._is_ahead(ahead[0])
+        match record:
+            case Began():
+                yield from self._began(record)
+            case Signed():
+                yield from self._signed(record)
+            case Adopted() | Confirmed():
+                self._reached(record.peer)
+                yield from self._adopted(record)
+            case Advanced():
+                self._reached(record.peer)
+            case FellBack(final=final):
+                self._reached(record.peer)
+                head = self._history.heads.get(record.peer)
+                if head is not None and final.value.digest != head.digest:
+                    yield f"falls back to round {final.value.round}, and {head.round} is final here"
+            case Synced():
+                self._reached(record.peer)
+                before, value = self._history.previous, record.certificate.value
+                if before is not None and value.round <= before.round:
+                    yield f"went back from round {before.round} to the state of {value.round}"
+            case _:
+                pass
+
+    def finish(self) -> Iterator[str]:
+        """See Check. Who signed last and told nothing more was killed in that moment."""
+        for _, basis, data in self._uncounted:
+            yield from self._counted(basis, data)
+
+    def _began(self, record: Began) -> Iterator[str]:
+        value, before = record.head.value, self._history.previous
+        if record.round != value.round + 1:
+            yield f"begins round {record.round} on the seal of round {value.round}"
+        ahead = self._ahead.pop(record.peer, None)
+        if before is None or record.is_lost:
+            return
+        if ahead:
+            # Of what it was about to stand on it tells now.
+            left = self._history.left.get(record.peer, set())
+            self._ahead[record.peer] = [
+                replace(told, at_s=record.at_s)
+                for told in ahead
+                if told.message.slot.round > value.round and told.message.slot.basis not in left
+            ]
+            self._reached(record.peer)
+        if value.round < before.round:
+            yield f"comes back at round {value.round}, and had told of {before.round} before"
+        elif value.round == before.round and value.digest != before.digest:
+            yield f"comes back with another seal of round {value.round} than it had"
+        elif value.round == before.round + 1 and value.before != before.digest:
+            yield f"comes back with a round {value.round} that does not follow its own"
+
+    def _adopted(self, record: Adopted | Confirmed) -> Iterator[str]:
+        value, before = record.certificate.value, self._history.previous
+        if before is not None and value.before != before.digest:
+            yield f"adopts a seal of round {value.round} that does not follow its {before.round}"
+        for data in record.certificate.seals:
+            if data in self._history.seals:
+                continue
+            if self._skew_s:
+                self._uncounted.append((record.at_s + self._skew_s, value.basis, data))
+            else:
+                yield from self._counted(value.basis, data)
+
+    def _counted(self, basis: bytes, data: bytes) -> Iterator[str]:
+        """A SEAL that counts has left its node, so that node told of it before."""
+        if data in self._history.seals:
+            return
+        # Not decoded: a certificate that is no good is for I3 to find.
+        excused = self._history.restarted.get(basis, set())
+        traced = [p for p in self._history.heads if p not in excused and data.find(p) >= 0]
+        if traced:
+            yield f"a SEAL of {short_id(traced[0])} counts that left before it was recorded"
+
+    def _signed(self, record: Signed) -> Iterator[str]:
+        if self._history.said is None:
+            return
+        head, slot = self._history.heads.get(record.peer), record.message.slot
+        if record.peer in self._history.restarted.get(slot.basis, ()):
+            return  # Killed before it could tell: what its journal has is told when it is back.
+        if record.message.sender != record.peer:
+            yield f"records as its own what {short_id(record.message.sender)} signed"
+        elif head is not None and slot.basis not in self._places(record.peer):
+            # A batch is durable before any of it is carried out: its seal is told next.
+            self._ahead.setdefault(record.peer, []).append(record)
+
+    def _places(self, peer: PeerId) -> set[bytes]:
+        """What names the rounds behind the seals that a node has told to be durable."""
+        head = self._history.heads.get(peer)
+        branch = self._history.branches.get(peer, ())
+        values = (*branch, head) if head is not None else branch
+        return {basis for value in values for basis in self._history.bases_behind(value)}
+
+    def _reached(self, peer: PeerId) -> None:
+        places = self._places(peer)
+        left = [told for told in self._ahead.get(peer, ()) if told.message.slot.basis not in places]
+        if left:
+            self._ahead[peer] = left
+        else:
+            self._ahead.pop(peer, None)
+
+    def _is_ahead(self, record: Signed) -> str:
+        slot, head = record.message.slot, self._history.heads.get(record.peer)
+        known = "none is known" if head is None else f"is of round {head.round}"
+        return (
+            f"signs {slot.kind.name} in round {slot.round}, and of the seals"
+            f" that are durable on it the last {known}"
+        )

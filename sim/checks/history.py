@@ -7,7 +7,6 @@ promise that the record breaks, and changes nothing but itself.
 from collections.abc import Iterator
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from typing import Protocol
 
 from node.reporting.tracing import (
     Adopted,
@@ -38,26 +37,22 @@ ROUNDS_OF_COMMITS = 4
 """COMMITs of so many rounds behind the last seal stay: a node that lags adopts what they are in."""
 
 
-class Check(Protocol):
-    """One invariant, fed with records."""
+Kinds = tuple[type[Record], ...]
 
-    @property
-    def name(self) -> str:
-        """I1 to I9."""
-        ...
 
-    @property
-    def kinds(self) -> tuple[type[Record], ...]:
-        """The records that it looks at."""
-        ...
+class Check:
+    """One invariant, fed with the records of its `kinds`; `name` is one of I1 to I9."""
+
+    name: str = ""
+    kinds: Kinds = ()
 
     def saw(self, record: Record) -> Iterator[str]:
         """What is broken by this record."""
-        ...
+        raise NotImplementedError
 
     def finish(self) -> Iterator[str]:
         """What is broken by nothing more having come."""
-        ...
+        return iter(())
 
 
 class Electorate:

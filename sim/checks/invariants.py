@@ -4,23 +4,57 @@ The same for a world, which makes the records, and for files of traces of real p
 a look into the nodes of a world comes on top, with `sim.trials.watching.watch`.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 
-from node.reporting.tracing import Adopted, Advanced, Began, Confirmed, Record, Signed, Synced
+from node.reporting.tracing import (
+    Accused,
+    Adopted,
+    Advanced,
+    Began,
+    Confirmed,
+    Convicted,
+    Record,
+    Signed,
+    Synced,
+)
 from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import RunManifest
 from sim.checks.accounting import Accounting
-from sim.checks.accusations import Accusations
-from sim.checks.durability import Durability
-from sim.checks.earning import Earning
-from sim.checks.equality import Equality
-from sim.checks.forks import Forks
-from sim.checks.history import Check, History
+from sim.checks.forks import Durability, Equality, Forks
+from sim.checks.history import Check, History, Kinds
 from sim.checks.leaks import Leaks
-from sim.checks.seating import Seating
-from sim.checks.stalls import Stalls
-from sim.checks.usage import Usage
+from sim.checks.seating import Earning, Seating
+from sim.checks.traces import Stalls, Usage
+
+
+class Accusations(Check):
+    """I6 over records: all whose records these are count as honest, but for the `suspects`.
+
+    Those are peers that are bent on purpose, or whose bytes a link spoils.
+    """
+
+    name = "I6"
+    kinds: Kinds = (Accused, Convicted)
+
+    def __init__(self, history: History, suspects: Collection[PeerId] = ()) -> None:
+        self._history = history
+        self._suspects = frozenset(suspects)
+
+    def saw(self, record: Record) -> Iterator[str]:
+        """See Check."""
+        match record:
+            case Accused(of=of, reason=reason):
+                what = "accuses"
+            case Convicted(evidence=evidence):
+                of, what, reason = evidence.subject, "convicts", evidence.accusation.name
+            case _:
+                return
+        if of in self._suspects or {record.peer, of} & self._history.bent:
+            return
+        if of in self._history.lives:
+            yield f"{what} {short_id(of)}, which is honest: {reason}"
+
 
 TITLES = {
     "I1": "durability",
@@ -45,6 +79,12 @@ class InvariantBroken(Exception):
         self.name = name
         self.text = text
         self.record = record
+
+
+def raise_first(name: str, found: Iterable[str], record: Record | None) -> None:
+    """Raise InvariantBroken for the first sentence that a check has found."""
+    for text in found:
+        raise InvariantBroken(name, text, record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +177,9 @@ class Invariants:
     def finish(self) -> None:
         """No more records come. Raises InvariantBroken where that breaks a promise."""
         for check in self._checks:
-            self._raise_first(check.name, check.finish(), None)
+            raise_first(check.name, check.finish(), None)
 
     def _take(self, record: Record) -> None:
         self.history.saw(record)
         for check in self._by_kind.get(type(record), ()):
-            self._raise_first(check.name, check.saw(record), record)
-
-    def _raise_first(self, name: str, found: Iterable[str], record: Record | None) -> None:
-        for text in found:
-            raise InvariantBroken(name, text, record)
+            raise_first(check.name, check.saw(record), record)

@@ -1,4 +1,7 @@
-"""I8: the seeds of the nodes' keys are in nothing that they say or store."""
+"""I8: the seeds of the nodes' keys are in nothing that they say or store.
+
+In worlds that is also in no frame that leaves, and in no byte on a disk.
+"""
 
 import base64
 from collections.abc import Iterator
@@ -6,8 +9,11 @@ from collections.abc import Iterator
 import base58
 
 from node.reporting.tracing import Accused, Adopted, Began, Diverged, Ended, Record, Signed, Synced
-from protocol.identity import PeerId
-from sim.checks.history import History
+from protocol import events as ev
+from protocol.frames import Frame, encode_frame
+from protocol.identity import Ed25519Signer, PeerId
+from sim.checks.history import Check, History, Kinds
+from sim.world.world import SimNode, World
 
 
 class Needles:
@@ -37,11 +43,11 @@ def _base64_forms(seed: bytes) -> Iterator[bytes]:
             yield text[first : (before + len(seed)) * 8 // 6]
 
 
-class Leaks:
+class Leaks(Check):
     """I8 over records: of nodes whose seeds were told with `expect`."""
 
     name = "I8"
-    kinds = (Began, Signed, Adopted, Synced, Accused, Diverged, Ended)
+    kinds: Kinds = (Began, Signed, Adopted, Synced, Accused, Diverged, Ended)
 
     def __init__(self, history: History) -> None:
         self._history = history
@@ -61,10 +67,6 @@ class Leaks:
             if how is not None:
                 yield f"its key's seed, {how}, is in a record: {type(record).__name__}"
 
-    def finish(self) -> Iterator[str]:
-        """See Check."""
-        return iter(())
-
 
 def _said(record: Record) -> bytes:
     match record:
@@ -78,3 +80,56 @@ def _said(record: Record) -> bytes:
             return reason.encode()
         case _:
             return b""
+
+
+# In worlds ----------------------------------------------------------------------------------------
+
+EVERY = 32
+"""One frame in so many of its type is searched, and the first ones of each type all."""
+
+FIRST = 4
+
+
+class LeavingCheck:
+    """I8 over the nodes of a world that sign for real; nothing is secret in the others."""
+
+    def __init__(self, leaks: Leaks, world: World) -> None:
+        self._leaks = leaks
+        self._world = world
+        self._needles: dict[PeerId, Needles] = {}
+        self._counts: dict[tuple[PeerId, type[Frame]], int] = {}
+        self.num_searched = 0
+
+    def began(self, node: SimNode) -> Iterator[str]:
+        """A process started: what is its secret, and is it on its disk?"""
+        signer = node.core.signer
+        if isinstance(signer, Ed25519Signer):
+            self._needles[node.peer] = self._leaks.expect(node.peer, signer.seed)
+            yield from self._search_disk(node)
+
+    def asked(self, node: SimNode, action: ev.CoreAction | None) -> Iterator[str]:
+        """Before an action: whether a frame that leaves tells the seed."""
+        needles = self._needles.get(node.peer)
+        if needles is None or not isinstance(action, ev.Send | ev.SendAll):
+            return
+        key = (node.peer, type(action.frame))
+        count = self._counts[key] = self._counts.get(key, 0) + 1
+        if count <= FIRST or count % EVERY == 0:
+            self.num_searched += 1
+            how = needles.find(encode_frame(action.frame))
+            if how is not None:
+                yield f"its key's seed, {how}, leaves in a frame: {type(action.frame).__name__}"
+
+    def finish(self) -> Iterator[str]:
+        """At the end, all disks."""
+        for _, node in sorted(self._world.nodes.items()):
+            yield from self._search_disk(node)
+
+    def _search_disk(self, node: SimNode) -> Iterator[str]:
+        needles = self._needles.get(node.peer)
+        if needles is None:
+            return
+        for name, data in sorted(node.disk.image().items()):
+            how = None if data is None else needles.find(data)
+            if how is not None:
+                yield f"its key's seed, {how}, is on its disk: {name}"

@@ -11,7 +11,7 @@ from protocol import limits
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealValue
 from sim.checks.history import Electorate, History
-from sim.checks.stalls import LOOK_S, seal_within_s
+from sim.checks.traces import LOOK_S, seal_within_s
 from sim.world.world import SimNode, World
 
 ROUNDS_BEHIND = 2

@@ -23,20 +23,20 @@ from sim.compiled.builds import build_folder, is_complete, mark_complete, source
 _SHOWN_LINES = 20
 
 NATIVE = {
-    "node/holdings": "batch journal outer_step receipts record_log recovery result_cells results"
-    " shard_store states write_ahead",
-    "node/peers": "lingering",
-    "node/plane": "bulk bulk_queue gathered line_limits partial_cells seat_proof served throttle",
+    "node/holdings": "batch journal outer_step receipts record_log recovery results shard_store"
+    " states",
+    "node/peers": "leaving",
+    "node/plane": "bulk bulk_queue gathered served",
     "node/reporting": "tracing",
-    "protocol": "cell_sizes entries events evidence frames gossip grid hybrid_clock"
-    " identity leases limits messages rosters seal_clock slots wire",
+    "protocol": "cell_sizes entries events evidence frames gossip grid hybrid_clock identity leases"
+    " limits messages rosters seal_clock slots wire",
     "protocol/auditing": "*",
-    "protocol/catching_up": "catchup cell_fetch chain_sources progress",
-    "protocol/core": "liveness node_core relay strikes",
+    "protocol/catching_up": "catchup cell_fetch chain_sources",
+    "protocol/core": "budgets liveness node_core relay",
     "protocol/rounds": "*",
-    "sim/checks": "accounting accusations arithmetic bounds durability earning equality forks"
-    " history invariants leaks leaving progress receipts reference stalls usage",
-    "sim/trials": "blows build chaos expectations phases watching",
+    "sim/checks": "accounting bounds forks history invariants leaks progress reference seating"
+    " traces",
+    "sim/trials": "chaos expectations watching",
     "sim/world": "assembly calendar_queue convicting devices disk edge file_bytes files links"
     " nodes sessions sharing trace_hash transfers work world",
     "training/files": "durable",

@@ -1,23 +1,121 @@
-"""The catalogue: what is explored, how far, and in words what the numbers are of."""
+"""`python -m sim.explorer`: the catalogue of what is explored, how far, and the command for it.
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+Cases are told one by one, with progress, and a table at the end.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
-from sim.exploration import branch_cases, lies
-from sim.exploration.agreement import Agreement, AgreementScope
-from sim.exploration.explorer import Bound, Model
-from sim.exploration.leaving import LeavingModel
-from sim.exploration.liars import Lying
+import typer
+
+from sim.exploration.agreement import Agreement, AgreementScope, Losses, Supply
+from sim.exploration.branches import BranchBounds, Branches, Convergent, Healing, MeetingOrder
+from sim.exploration.explorer import Bound, Exploration, Model, explore, walk
+from sim.exploration.liars import LiarScope, Lying
 from sim.exploration.omissions import OmissionPlan, Omissions
-from sim.exploration.overlap import Overlap
+from sim.exploration.overlap import Overlap, OverlapBounds
+from sim.exploration.rosters import LeavingModel, Windows, Words
 from sim.exploration.rounds import Rounds, Span
-from sim.exploration.running_branches import RunningBranches
-from sim.exploration.supply import Losses, Supply
+from sim.exploration.running_branches import BranchSpan, RunningBranches
 from sim.exploration.waking import Waking
-from sim.exploration.windows import Windows
-from sim.exploration.words import Words
+
+TWO = partial(BranchBounds, peers=2, voters=2)
+THREE = partial(BranchBounds, peers=3, voters=3, is_partial=False, has_late=False)
+JOINER = partial(BranchBounds, peers=3, voters=2, has_late=False, everybody_seals=True)
+MEETING = THREE(is_partial=True, has_late=True, rounds=1, ahead=3, changes=1, attempts=1)
+
+BRANCHES: dict[str, tuple[type[Branches], BranchBounds]] = {
+    "2 voters, 2 changes of links": (Healing, TWO()),
+    "1 voter and 1 joiner, 3 changes": (Healing, TWO(voters=1, rounds=3, changes=3)),
+    "3 voters, three branches meet in any order": (MeetingOrder, MEETING),
+    "3 voters, all or nobody": (Convergent, THREE(everybody_seals=True, attempts=1)),
+}
+"""Seconds each."""
+
+BRANCHES_LARGE: dict[str, tuple[type[Branches], BranchBounds]] = {
+    "2 voters, 3 changes": (Healing, TWO(changes=3)),
+    "2 voters, 3 changes, 3 attempts": (Convergent, TWO(changes=3, attempts=3)),
+    "2 voters, branches of 3": (Convergent, TWO(rounds=4, ahead=3, changes=1)),
+    "1 voter and 2 joiners": (
+        Convergent,
+        BranchBounds(peers=3, voters=1, rounds=3, ahead=1, is_partial=False),
+    ),
+    "2 voters and 1 joiner": (
+        Convergent,
+        BranchBounds(peers=3, voters=2, ahead=1, is_partial=False),
+    ),
+    "2 voters and 1 joiner, branches of 2": (Convergent, JOINER(rounds=3, attempts=1)),
+    "3 voters, some late or unaware": (
+        Healing,
+        BranchBounds(peers=3, voters=3, rounds=1, ahead=1),
+    ),
+    "4 voters, ties": (Convergent, THREE(peers=4, voters=4, rounds=1, ahead=1, attempts=1)),
+}
+"""Up to a minute each."""
+
+BRISK = partial(BranchSpan, is_brisk=True, rounds=1)
+
+RUNNING: dict[str, BranchSpan] = {
+    "2 voters, 2 changes of links": BRISK(voters=2, every=20),
+    "2 voters, a change, a restart": BRISK(voters=2, changes=1, restarts=1, every=20),
+}
+"""Seconds each, for `RunningBranches`: whole machines."""
+
+RUNNING_LARGE: dict[str, BranchSpan] = {
+    "1 voter, 1 member, 3 changes": BRISK(
+        voters=1, members=1, rounds=2, ahead=2, changes=3, every=100
+    ),
+    "2 voters, 2 changes, step by step": BranchSpan(voters=2, rounds=1, every=50),
+    "2 voters, 2 changes, 2 restarts": BRISK(voters=2, restarts=2, every=50),
+    "2 voters, 2 changes, a freeze": BRISK(voters=2, sleeps=1, every=10),
+    "2 voters, branches of 2, 3 changes": BRISK(voters=2, rounds=2, ahead=2, changes=3, every=100),
+    "2 voters, 2 attempts, what is said cut off": BRISK(
+        voters=2, attempts=2, cuts=3, is_late=True, is_unanswered=True, every=50
+    ),
+    "3 voters, a change": BRISK(voters=3, changes=1, every=1000),
+    "3 voters, 2 changes": BRISK(voters=3, every=500),
+}
+"""Up to a few minutes each; the last ones are not seen to their end."""
+
+IN_FLIGHT = partial(BRISK, rounds=2, ahead=2, lag=2, fragment_cells=(1, 1))
+
+RUNNING_IN_FLIGHT: dict[str, BranchSpan] = {
+    "2 voters, 2 rounds in flight, 2 changes": IN_FLIGHT(voters=2, every=20),
+    "2 voters, 2 rounds in flight on 1 fragment": IN_FLIGHT(
+        voters=2, fragment_cells=(1,), changes=1, restarts=1, every=50
+    ),
+    "1 voter, 1 member, 2 rounds in flight": IN_FLIGHT(voters=1, members=1, every=50),
+}
+"""The same with two rounds in flight (R5), seen to their end in a minute or two each."""
+
+UNLIKE = BranchSpan(
+    voters=3,
+    rounds=3,
+    ahead=3,
+    changes=5,
+    attempts=6,
+    restarts=2,
+    sleeps=1,
+    cuts=3,
+    is_brisk=True,
+    is_late=True,
+    is_unanswered=True,
+    every=60,
+)
+"""For random walks: what no search gets to the end of."""
+
+OVERLAPS: dict[str, OverlapBounds] = {
+    "2 rounds in flight, 4 rounds": OverlapBounds(rounds=4),
+    "2 rounds in flight, 3 fragments": OverlapBounds(rounds=3, fragments=3),
+    "2 rounds in flight on 1 fragment": OverlapBounds(rounds=4, fragments=1),
+    "1 round in flight": OverlapBounds(rounds=4, lag=1, fragments=1),
+}
+"""Seconds each, for `Overlap`; 5 rounds take a minute."""
+
 
 WALK_DEPTH = 80
 
@@ -70,28 +168,26 @@ COMMITTED = (
 """With two rounds in flight: A and B have committed to both, and heard it of each other."""
 
 LIARS = {
-    "2 attempts, any LISTs, VOTEs and SEALs": lies.LiarScope(attempts=2, every=1000),
-    "2 attempts, told other things before": lies.LiarScope(attempts=2, others=2, every=1000),
-    "3 attempts, L closes the second": lies.LiarScope(attempts=3, liar=1, every=1000),
-    "2 attempts, a restart": lies.LiarScope(attempts=2, restarts=1, every=1000),
-    "1 attempt, wrong sums, a seat more": lies.LiarScope(
-        attempts=1, sums=True, members=1, every=20
-    ),
-    "2 attempts, wrong sums": lies.LiarScope(attempts=2, liar=1, sums=True, every=1000),
-    "1 attempt, old messages": lies.LiarScope(attempts=1, replays=True, every=20),
-    "1 attempt, a COMMIT that accuses": lies.LiarScope(
+    "2 attempts, any LISTs, VOTEs and SEALs": LiarScope(attempts=2, every=1000),
+    "2 attempts, told other things before": LiarScope(attempts=2, others=2, every=1000),
+    "3 attempts, L closes the second": LiarScope(attempts=3, liar=1, every=1000),
+    "2 attempts, a restart": LiarScope(attempts=2, restarts=1, every=1000),
+    "1 attempt, wrong sums, a seat more": LiarScope(attempts=1, sums=True, members=1, every=20),
+    "2 attempts, wrong sums": LiarScope(attempts=2, liar=1, sums=True, every=1000),
+    "1 attempt, old messages": LiarScope(attempts=1, replays=True, every=20),
+    "1 attempt, a COMMIT that accuses": LiarScope(
         attempts=1, lists=("ABC", "ABC1"), commits=1, accuses=True, every=200
     ),
-    "1 attempt, 2 COMMITs, a ban": lies.LiarScope(
+    "1 attempt, 2 COMMITs, a ban": LiarScope(
         attempts=1, lists=("ABC1", "ABC2"), commits=2, bans=True, every=50
     ),
-    "2 attempts, 3 COMMITs": lies.LiarScope(
+    "2 attempts, 3 COMMITs": LiarScope(
         attempts=2, liar=1, lists=("ABC", "ABC1", "ABC2"), commits=3, every=500
     ),
 }
 """Open rules: three honest voters and the liar L, who closes the first attempt or the second."""
 
-LIARS_WALK = lies.LiarScope(
+LIARS_WALK = LiarScope(
     attempts=6, liar=2, lists=("ABC", "AB", "ABC1"), commits=3, others=2, sums=True, restarts=2
 )
 
@@ -108,12 +204,105 @@ OMISSIONS = {
 """Open rules: what liars owe and do not give, round after round."""
 
 
-WORDS: dict[str, dict[str, Any]] = {
-    "3 honest, any words, 2 small LISTs": {"rounds": 6, "small": 2, "has_gone": False},
-    "3 honest, one gone, any words": {"rounds": 8, "small": 0},
-    "3 honest, small LISTs alone": {"rounds": 4, "small": 4, "has_gone": False, "may_lose": 1},
+WORDS = {
+    "3 honest, any words, 2 small LISTs": partial(Words, rounds=6, small=2, has_gone=False),
+    "3 honest, one gone, any words": partial(Words, rounds=8, small=0),
+    "3 honest, small LISTs alone": partial(Words, rounds=4, small=4, has_gone=False, may_lose=1),
 }
 """Open rules: what is listed, and what L says of who was there, over some rounds."""
+
+AGREEMENT = {
+    "1 voter, 4 attempts": AgreementScope(voters=1, attempts=4, every=1),
+    "2 voters, 2 attempts": AgreementScope(voters=2, attempts=2, every=1),
+    "2 voters, 3 attempts": AgreementScope(voters=2, attempts=3, every=20),
+    "2 voters, 3 attempts, any closer": AgreementScope(voters=2, attempts=3, dutiful=False),
+    "2 voters, 2 attempts, 2 restarts": AgreementScope(voters=2, attempts=2, restarts=2, every=50),
+    "2 voters, 2 attempts, 2 freezes": AgreementScope(voters=2, attempts=2, sleeps=2, every=50),
+    "3 voters, 2 attempts": AgreementScope(voters=3, attempts=2, every=100),
+    "3 voters, 2 attempts, 3 LISTs": AgreementScope(voters=3, attempts=2, lists=3, every=500),
+    "3 voters, 2 attempts, any closer": AgreementScope(voters=3, attempts=2, dutiful=False),
+    "3 voters, 2 attempts, a restart": AgreementScope(voters=3, attempts=2, restarts=1),
+    "3 voters, 2 attempts, a lost disk": AgreementScope(voters=3, attempts=2, disks=1),
+    "3 voters, 3 attempts, any closer": AgreementScope(voters=3, attempts=3, dutiful=False),
+    "3 voters, 3 attempts": AgreementScope(voters=3, attempts=3),
+    "4 voters, 2 attempts, any closer": AgreementScope(voters=4, attempts=2, dutiful=False),
+    "4 voters, 2 attempts": AgreementScope(voters=4, attempts=2),
+}
+
+AGREEMENT_WALK = AgreementScope(voters=4, attempts=5, lists=3, restarts=2, sleeps=1)
+
+SUPPLY = {
+    "2 voters, 1 may die, 2 attempts": AgreementScope(voters=2, attempts=2, every=1),
+    "2 voters, 1 may die, 3 attempts": AgreementScope(voters=2, attempts=3, every=20),
+    "3 voters, 1 may die, 1 attempt": AgreementScope(voters=3, attempts=1, every=10),
+    "3 voters, 1 may die, 2 attempts": AgreementScope(voters=3, attempts=2, every=500),
+    "3 voters, 1 may die, 2 cells": AgreementScope(voters=3, attempts=1, every=500),
+}
+
+ROUND = partial(Span, rounds=1)
+GRAM = partial(ROUND, voters=2, uses_gram=True)
+ROUNDS = {
+    "2 voters, 1 round": ROUND(voters=2, every=1),
+    "2 voters, 2 rounds": Span(voters=2, every=20),
+    "2 voters, 2 attempts": ROUND(voters=2, attempts=2, is_late=True, every=50),
+    "2 voters, 1 round, whole vectors": GRAM(every=10),
+    "2 voters, 2 attempts, whole vectors": GRAM(attempts=2, is_late=True, every=100),
+    "2 voters, 1 round, whole vectors, a restart": GRAM(restarts=1, every=50),
+    "2 voters, 2 fragments in 2 rounds, a restart": Span(
+        voters=2, restarts=1, every=100, fragment_cells=(1, 2)
+    ),
+}
+
+FLYING = partial(Span, fragment_cells=(1, 2), lag=2)
+ROUNDS_IN_FLIGHT = {
+    "2 voters, 2 rounds in flight, a cell each": FLYING(voters=2, fragment_cells=(1, 1), every=20),
+    "2 voters, 2 rounds in flight, a restart behind all COMMITs": (
+        FLYING(voters=2, fragment_cells=(1, 1), restarts=1, every=100),
+        COMMITTED,
+    ),
+    "1 voter, 3 rounds, 2 in flight": FLYING(voters=1, rounds=3),
+    "2 voters, 2 rounds in flight": FLYING(voters=2),
+    "2 voters, 2 rounds in flight, a restart": FLYING(voters=2, restarts=1),
+    "2 voters, 2 rounds in flight, a lost disk": FLYING(voters=2, disks=1),
+    "2 voters, 3 rounds, 2 in flight, a restart": FLYING(voters=2, rounds=3, restarts=1),
+}
+"""R5: the same machines with two rounds in flight, on two fragments."""
+
+ROUNDS_OF_ALL = {
+    "2 voters, 1 round": ROUND(voters=2, every=1),
+    "2 voters, 2 attempts": ROUND(voters=2, attempts=2, is_late=True, every=50),
+    "2 voters, 1 round, whole vectors": GRAM(every=10),
+    "2 voters, 1 round, a restart": ROUND(voters=2, restarts=1, every=20),
+    "2 voters, 2 rounds": Span(voters=2, every=50),
+    "1 voter, a member becomes one": Span(voters=1, members=1, rounds=3, every=50),
+    "1 voter, 1 joiner, 2 rounds": Span(voters=1, joiners=1, every=200),
+    "2 voters, 2 rounds, a restart": Span(voters=2, restarts=1, every=500),
+    "2 voters, 2 rounds, a lost disk": Span(voters=2, disks=1),
+    "3 voters, 1 round": ROUND(voters=3, every=1000),
+}
+"""R8: the same machines where everybody sums everything."""
+
+ROUNDS_LARGE = {
+    "2 voters, 2 rounds, a restart": Span(voters=2, restarts=1, every=100),
+    "2 voters, 2 rounds, a freeze": Span(voters=2, sleeps=1, every=100),
+    "1 voter, a member becomes one": Span(voters=1, members=1, rounds=3, every=50),
+    "1 voter, 1 joiner, 2 rounds": Span(voters=1, joiners=1, every=200),
+    "3 voters, 1 round": ROUND(voters=3, every=1000),
+    "3 voters, a lost disk behind a laggard": (
+        Span(voters=3, disks=1, is_late=True, active="B"),
+        LAGGARD,
+    ),
+    "2 voters, 2 rounds, a lost disk": Span(voters=2, disks=1),
+    "2 voters, a lost disk of who was a quorum alone": (
+        Span(voters=2, disks=1, active="A"),
+        ALONE,
+    ),
+    "3 voters, a lost disk with a SEAL that nobody heard": (
+        Span(voters=3, disks=1, is_late=True, active="A"),
+        UNHEARD,
+    ),
+}
+"""A trace beside a case is what it begins behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,215 +320,179 @@ class ExplorationCase:
         return Bound(depth=WALK_DEPTH) if self.is_walk else Bound()
 
 
-def _agreement(name: str, scope: AgreementScope, *, is_walk: bool = False) -> ExplorationCase:
-    return ExplorationCase("agreement", name, partial(Agreement, scope), is_walk)
-
-
-def _supply(name: str, losses: Losses, scope: AgreementScope) -> ExplorationCase:
-    return ExplorationCase("supply", name, partial(Supply, scope, losses))
-
-
-def _rounds(name: str, span: Span, before: tuple[str, ...] = ()) -> ExplorationCase:
-    return ExplorationCase("rounds", name, partial(Rounds, span, before))
-
-
 def cases() -> Iterator[ExplorationCase]:
     """All cases, part by part, small ones first."""
-    yield from _cases_of_agreement()
-    yield from _cases_of_rounds()
-    for voters in (3, 4):
-        make = partial(Windows, voters=voters, rounds=7 if voters == 3 else 5)
-        yield ExplorationCase("windows", f"{voters} voters, the founder dead, any LISTs", make)
-    for voters, waiting, rounds in ((2, 1, 12), (3, 2, 8), (4, 2, 6)):
-        make = partial(Windows, voters=voters, rounds=rounds, waiting=waiting)
-        name = f"{voters} seats, {waiting} more in turn, one dies, one is late"
-        yield ExplorationCase("windows", name, make)
-    yield from _cases_of_leaving()
-    for voters, sleepers in ((2, 2), (3, 2), (3, 3)):
-        make_waking = partial(Waking, voters=voters, sleepers=sleepers)
-        yield ExplorationCase("waking", f"{voters} voters, {sleepers} of them freeze", make_waking)
-    for name, (model, bounds) in {**branch_cases.QUICK, **branch_cases.LARGE}.items():
-        yield ExplorationCase("branches", name, partial(model, bounds))
-    running = {**branch_cases.RUNNING, **branch_cases.RUNNING_LARGE}
-    running |= branch_cases.RUNNING_IN_FLIGHT
-    for name, span in running.items():
-        yield ExplorationCase("running", name, partial(RunningBranches, span))
-    yield ExplorationCase(
-        "running",
-        "3 voters, 5 changes, 6 attempts, 2 restarts, a freeze",
-        partial(RunningBranches, branch_cases.UNLIKE),
-        is_walk=True,
-    )
-    yield from _cases_of_liars()
-    for name, overlap in branch_cases.OVERLAPS.items():
-        yield ExplorationCase("overlap", name, partial(Overlap, overlap))
+    for part, table in _tables():
+        for name, make in table.items():
+            yield ExplorationCase(part, name, make)
+        for name, make in _WALKS.get(part, {}).items():
+            yield ExplorationCase(part, name, make, is_walk=True)
 
 
-def _cases_of_agreement() -> Iterator[ExplorationCase]:
-    yield _agreement("1 voter, 4 attempts", AgreementScope(voters=1, attempts=4, every=1))
-    yield _agreement("2 voters, 2 attempts", AgreementScope(voters=2, attempts=2, every=1))
-    yield _agreement("2 voters, 3 attempts", AgreementScope(voters=2, attempts=3, every=20))
-    yield _agreement(
-        "2 voters, 3 attempts, any closer", AgreementScope(voters=2, attempts=3, dutiful=False)
-    )
-    yield _agreement(
-        "2 voters, 2 attempts, 2 restarts",
-        AgreementScope(voters=2, attempts=2, restarts=2, every=50),
-    )
-    yield _agreement(
-        "2 voters, 2 attempts, 2 freezes", AgreementScope(voters=2, attempts=2, sleeps=2, every=50)
-    )
-    yield _agreement("3 voters, 2 attempts", AgreementScope(voters=3, attempts=2, every=100))
-    yield _agreement(
-        "3 voters, 2 attempts, 3 LISTs", AgreementScope(voters=3, attempts=2, lists=3, every=500)
-    )
-    yield _agreement(
-        "3 voters, 2 attempts, any closer", AgreementScope(voters=3, attempts=2, dutiful=False)
-    )
-    yield _agreement(
-        "3 voters, 2 attempts, a restart", AgreementScope(voters=3, attempts=2, restarts=1)
-    )
-    yield _agreement(
-        "3 voters, 2 attempts, a lost disk", AgreementScope(voters=3, attempts=2, disks=1)
-    )
-    yield _agreement(
-        "3 voters, 3 attempts, any closer", AgreementScope(voters=3, attempts=3, dutiful=False)
-    )
-    yield _agreement("3 voters, 3 attempts", AgreementScope(voters=3, attempts=3))
-    yield _agreement(
-        "4 voters, 2 attempts, any closer", AgreementScope(voters=4, attempts=2, dutiful=False)
-    )
-    yield _agreement("4 voters, 2 attempts", AgreementScope(voters=4, attempts=2))
-    for dutiful, whose in ((True, ""), (False, ", any closer")):
-        scope = AgreementScope(voters=4, attempts=5, lists=3, restarts=2, sleeps=1, dutiful=dutiful)
-        name = f"4 voters, 5 attempts, 3 LISTs, 2 restarts, a freeze{whose}"
-        yield _agreement(name, scope, is_walk=True)
-    yield _supply(
-        "2 voters, 1 may die, 2 attempts", Losses(), AgreementScope(voters=2, attempts=2, every=1)
-    )
-    yield _supply(
-        "2 voters, 1 may die, 3 attempts", Losses(), AgreementScope(voters=2, attempts=3, every=20)
-    )
-    yield _supply(
-        "3 voters, 1 may die, 1 attempt", Losses(), AgreementScope(voters=3, attempts=1, every=10)
-    )
-    yield _supply(
-        "3 voters, 1 may die, 2 attempts", Losses(), AgreementScope(voters=3, attempts=2, every=500)
-    )
-    yield _supply(
-        "3 voters, 1 may die, 2 cells",
-        Losses(num_cells=2),
-        AgreementScope(voters=3, attempts=1, every=500),
-    )
+_WALKS: dict[str, dict[str, Callable[[], Model[Any]]]] = {
+    "agreement": {
+        f"4 voters, 5 attempts, 3 LISTs, 2 restarts, a freeze{whose}": partial(
+            Agreement, replace(AGREEMENT_WALK, dutiful=not whose)
+        )
+        for whose in ("", ", any closer")
+    },
+    "running": {
+        "3 voters, 5 changes, 6 attempts, 2 restarts, a freeze": partial(RunningBranches, UNLIKE)
+    },
+    "liars": {"6 attempts, 3 COMMITs, wrong sums, 2 restarts": partial(Lying, LIARS_WALK)},
+}
 
 
-def _cases_of_liars() -> Iterator[ExplorationCase]:
-    """One that lies, and one that is silent, late or denies."""
-    for name, scope_of_lies in LIARS.items():
-        yield ExplorationCase("liars", name, partial(Lying, scope_of_lies))
-    name = "6 attempts, 3 COMMITs, wrong sums, 2 restarts"
-    yield ExplorationCase("liars", name, partial(Lying, LIARS_WALK), is_walk=True)
-    for name, words in WORDS.items():
-        yield ExplorationCase("words", name, partial(Words, **words))
-    for name, plan in OMISSIONS.items():
-        yield ExplorationCase("omissions", name, partial(Omissions, plan))
+def _tables() -> Iterator[tuple[str, Mapping[str, Callable[[], Model[Any]]]]]:
+    """The cases of each part, by name."""
+    yield "agreement", {name: partial(Agreement, scope) for name, scope in AGREEMENT.items()}
+    yield (
+        "supply",
+        {
+            name: partial(Supply, scope, Losses(num_cells=1 + ("2 cells" in name)))
+            for name, scope in SUPPLY.items()
+        },
+    )
+    of_all = {
+        f"{name}, everybody sums": replace(span, everybody_sums=True)
+        for name, span in ROUNDS_OF_ALL.items()
+    }
+    spans = {**ROUNDS, **ROUNDS_IN_FLIGHT, **of_all, **ROUNDS_LARGE}
+    yield (
+        "rounds",
+        {
+            name: partial(Rounds, *(span if isinstance(span, tuple) else (span,)))
+            for name, span in spans.items()
+        },
+    )
+    dead = {
+        f"{voters} voters, the founder dead, any LISTs": partial(
+            Windows, voters=voters, rounds=rounds
+        )
+        for voters, rounds in ((3, 7), (4, 5))
+    }
+    turns = {
+        f"{voters} seats, {waiting} more in turn, one dies, one is late": partial(
+            Windows, voters=voters, rounds=rounds, waiting=waiting
+        )
+        for voters, waiting, rounds in ((2, 1, 12), (3, 2, 8), (4, 2, 6))
+    }
+    yield "windows", {**dead, **turns}
+    yield (
+        "leaving",
+        {
+            f"{trust}, {others} {which} members, {leavers} may leave, one may die": partial(
+                LeavingModel,
+                others=others,
+                rounds=rounds,
+                leavers=leavers,
+                is_founding=which == "founding",
+                trust=trust,
+            )
+            for trust in ("friends", "open")
+            for others, leavers, rounds in ((2, 1, 6), (2, 2, 5), (3, 1, 4), (3, 2, 3))
+            for which in ("founding", "later")
+        },
+    )
+    yield (
+        "waking",
+        {
+            f"{voters} voters, {sleepers} of them freeze": partial(
+                Waking, voters=voters, sleepers=sleepers
+            )
+            for voters, sleepers in ((2, 2), (3, 2), (3, 3))
+        },
+    )
+    branches = {**BRANCHES, **BRANCHES_LARGE}
+    yield "branches", {name: partial(model, at) for name, (model, at) in branches.items()}
+    running = {**RUNNING, **RUNNING_LARGE, **RUNNING_IN_FLIGHT}
+    yield "running", {name: partial(RunningBranches, span) for name, span in running.items()}
+    yield "liars", {name: partial(Lying, scope) for name, scope in LIARS.items()}
+    yield "words", WORDS
+    yield "omissions", {name: partial(Omissions, plan) for name, plan in OMISSIONS.items()}
+    yield "overlap", {name: partial(Overlap, bounds) for name, bounds in OVERLAPS.items()}
 
 
-def _cases_of_leaving() -> Iterator[ExplorationCase]:
-    """R1: the only voter, and who may come after it."""
-    for trust in ("friends", "open"):
-        for others, leavers, rounds in ((2, 1, 6), (2, 2, 5), (3, 1, 4), (3, 2, 3)):
-            for is_founding in (True, False):
-                make = partial(
-                    LeavingModel,
-                    others=others,
-                    rounds=rounds,
-                    leavers=leavers,
-                    is_founding=is_founding,
-                    trust=trust,
-                )
-                which = "founding" if is_founding else "later"
-                name = f"{trust}, {others} {which} members, {leavers} may leave, one may die"
-                yield ExplorationCase("leaving", name, make)
+WALK_SECONDS = 20.0
+
+app = typer.Typer(add_completion=False)
 
 
-def _cases_of_rounds() -> Iterator[ExplorationCase]:
-    yield _rounds("2 voters, 1 round", Span(voters=2, rounds=1, every=1))
-    yield _rounds("2 voters, 2 rounds", Span(voters=2, rounds=2, every=20))
-    yield _rounds(
-        "2 voters, 2 attempts", Span(voters=2, rounds=1, attempts=2, is_late=True, every=50)
-    )
-    yield _rounds(
-        "2 voters, 1 round, whole vectors", Span(voters=2, rounds=1, every=10, uses_gram=True)
-    )
-    yield _rounds(
-        "2 voters, 2 attempts, whole vectors",
-        Span(voters=2, rounds=1, attempts=2, is_late=True, every=100, uses_gram=True),
-    )
-    yield _rounds(
-        "2 voters, 1 round, whole vectors, a restart",
-        Span(voters=2, rounds=1, restarts=1, every=50, uses_gram=True),
-    )
-    yield _rounds(
-        "2 voters, 2 fragments in 2 rounds, a restart",
-        Span(voters=2, rounds=2, restarts=1, every=100, fragment_cells=(1, 2)),
-    )
-    yield from _cases_in_flight()
-    yield from _cases_of_all()
-    yield _rounds("2 voters, 2 rounds, a restart", Span(voters=2, rounds=2, restarts=1, every=100))
-    yield _rounds("2 voters, 2 rounds, a freeze", Span(voters=2, rounds=2, sleeps=1, every=100))
-    yield _rounds("1 voter, a member becomes one", Span(voters=1, members=1, rounds=3, every=50))
-    yield _rounds("1 voter, 1 joiner, 2 rounds", Span(voters=1, joiners=1, rounds=2, every=200))
-    yield _rounds("3 voters, 1 round", Span(voters=3, rounds=1, every=1000))
-    yield _rounds(
-        "3 voters, a lost disk behind a laggard",
-        Span(voters=3, rounds=2, disks=1, is_late=True, active="B"),
-        LAGGARD,
-    )
-    yield _rounds("2 voters, 2 rounds, a lost disk", Span(voters=2, rounds=2, disks=1))
-    yield _rounds(
-        "2 voters, a lost disk of who was a quorum alone",
-        Span(voters=2, rounds=2, disks=1, active="A"),
-        ALONE,
-    )
-    yield _rounds(
-        "3 voters, a lost disk with a SEAL that nobody heard",
-        Span(voters=3, rounds=2, disks=1, is_late=True, active="A"),
-        UNHEARD,
-    )
+@app.command()
+def main(
+    part: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a part, or a piece of the name of a case.", show_default="all"
+        ),
+    ] = "",
+    states: Annotated[
+        int, typer.Option(help="Maximum number of states per case.", min=1)
+    ] = 300_000,
+    seconds: Annotated[
+        float, typer.Option(help="Maximum number of seconds per case.", min=0)
+    ] = 60.0,
+    seed: Annotated[int, typer.Option(help="Seed of the random walks.", min=0)] = 1,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per case.")
+    ] = False,
+) -> None:
+    """Explore the machines of a round: every order, loss, crash, restart and freeze in bounds."""
+    parts = list(dict.fromkeys(case.part for case in cases()))
+    if part in parts:
+        chosen = [case for case in cases() if case.part == part]
+    else:
+        chosen = [case for case in cases() if part in case.name]
+    if not chosen:
+        raise typer.BadParameter(f"no part or case {part!r}; the parts are {', '.join(parts)}")
+    found = []
+    for case in chosen:
+        bound = replace(case.bound, states=states, seconds=seconds)
+        found.append((case, run_case(case, bound, seed=seed)))
+        if as_json:
+            row = {"part": case.part, "case": case.name, **asdict(found[-1][1])}
+            typer.echo(json.dumps(row))
+        else:
+            typer.echo(row_of(case, found[-1][1]))
+    violated = [entry for entry in found if entry[1].violation]
+    if not as_json:
+        typer.echo(f"{len(found)} cases, {len(violated)} of them with a violation")
+    raise typer.Exit(1 if violated else 0)
 
 
-def _cases_of_all() -> Iterator[ExplorationCase]:
-    """R8: the same machines where everybody sums everything."""
-    for name, span in (
-        ("2 voters, 1 round", Span(voters=2, rounds=1, every=1)),
-        ("2 voters, 2 attempts", Span(voters=2, rounds=1, attempts=2, is_late=True, every=50)),
-        ("2 voters, 1 round, whole vectors", Span(voters=2, rounds=1, every=10, uses_gram=True)),
-        ("2 voters, 1 round, a restart", Span(voters=2, rounds=1, restarts=1, every=20)),
-        ("2 voters, 2 rounds", Span(voters=2, rounds=2, every=50)),
-        ("1 voter, a member becomes one", Span(voters=1, members=1, rounds=3, every=50)),
-        ("1 voter, 1 joiner, 2 rounds", Span(voters=1, joiners=1, rounds=2, every=200)),
-        ("2 voters, 2 rounds, a restart", Span(voters=2, rounds=2, restarts=1, every=500)),
-        ("2 voters, 2 rounds, a lost disk", Span(voters=2, rounds=2, disks=1)),
-        ("3 voters, 1 round", Span(voters=3, rounds=1, every=1000)),
-    ):
-        yield _rounds(f"{name}, everybody sums", replace(span, everybody_sums=True))
+def run_case(case: ExplorationCase, bound: Bound, *, seed: int) -> Exploration:
+    """One case, with its progress on standard error where that is a terminal."""
+    is_shown = sys.stderr.isatty()
+
+    def report(num_states: int, depth: int) -> None:
+        if is_shown:
+            typer.echo(
+                f"\r{case.part}: {case.name}: {num_states} states, depth {depth}\033[K",
+                err=True,
+                nl=False,
+            )
+
+    if case.is_walk:
+        limited = replace(bound, seconds=min(bound.seconds, WALK_SECONDS))
+        result = walk(case.make(), limited, seed=seed, report=report)
+    else:
+        result = explore(case.make(), bound, report)
+    if is_shown:
+        typer.echo("\r\033[K", err=True, nl=False)
+    return result
 
 
-def _cases_in_flight() -> Iterator[ExplorationCase]:
-    """R5: the same machines with two rounds in flight, on two fragments."""
-    two = Span(voters=2, rounds=2, fragment_cells=(1, 1), lag=2)
-    yield _rounds("2 voters, 2 rounds in flight, a cell each", replace(two, every=20))
-    yield _rounds(
-        "2 voters, 2 rounds in flight, a restart behind all COMMITs",
-        replace(two, restarts=1, every=100),
-        COMMITTED,
+def row_of(case: ExplorationCase, result: Exploration) -> str:
+    """A line of the table; a violation is followed by its trace, and the seed that finds it."""
+    how = f"{result.outcome}, seed {result.seed}" if result.seed >= 0 else result.outcome
+    line = (
+        f"{case.part:10} {case.name:58} {result.states:>9} states {result.transitions:>9} moves"
+        f"  depth {result.depth:>3}  {how:16} {result.seconds:6.1f} s"
+        f"  {result.violation or 'clean'}"
     )
-    for name, span in (
-        ("1 voter, 3 rounds, 2 in flight", Span(voters=1, rounds=3)),
-        ("2 voters, 2 rounds in flight", Span(voters=2, rounds=2)),
-        ("2 voters, 2 rounds in flight, a restart", Span(voters=2, rounds=2, restarts=1)),
-        ("2 voters, 2 rounds in flight, a lost disk", Span(voters=2, rounds=2, disks=1)),
-        ("2 voters, 3 rounds, 2 in flight, a restart", Span(voters=2, rounds=3, restarts=1)),
-    ):
-        yield _rounds(name, replace(span, fragment_cells=(1, 2), lag=2))
+    return "\n".join([line, *indented(result.trace)])
+
+
+def indented(trace: Sequence[str]) -> list[str]:
+    """A trace, a move per line."""
+    return [f"    {number}. {label}" for number, label in enumerate(trace, 1)]

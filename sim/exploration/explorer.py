@@ -36,7 +36,7 @@ class Model(Protocol[StateT]):
 
     def key(self, state: StateT) -> Hashable:
         """Equal for two states only if nothing that follows can tell them apart."""
-        ...
+        return state
 
     def check(self, state: StateT) -> str:
         """What is wrong with this state; empty if nothing is."""
@@ -50,33 +50,21 @@ class Later(Generic[StateT]):
     """
 
     def __init__(self, model: Model[StateT], trace: Iterable[str]) -> None:
-        self._model = model
-        self._trace = tuple(trace)
+        self._model, self._trace = model, tuple(trace)
+        self.moves, self.key, self.check = model.moves, model.key, model.check
 
     def start(self) -> StateT:
         """The state behind the trace. Raises ValueError if a step of it is no move there."""
         state = self._model.start()
         for step in self._trace:
-            for label, following in self._model.moves(state):
+            for label, following in self.moves(state):
                 if label.startswith(step):
                     state = following
                     break
             else:
-                known = "; ".join(label for label, _ in self._model.moves(state))
+                known = "; ".join(label for label, _ in self.moves(state))
                 raise ValueError(f"no move begins with {step!r} here, only: {known}")
         return state
-
-    def moves(self, state: StateT) -> Iterable[tuple[str, StateT]]:
-        """Those of the model."""
-        return self._model.moves(state)
-
-    def key(self, state: StateT) -> Hashable:
-        """That of the model."""
-        return self._model.key(state)
-
-    def check(self, state: StateT) -> str:
-        """That of the model."""
-        return self._model.check(state)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,14 +217,3 @@ def walk(
         trace=tuple(labels) if wrong else (),
         seed=seed,
     )
-
-
-def main() -> None:
-    """Run the catalogue."""
-    from sim.exploration.run import app
-
-    app()
-
-
-if __name__ == "__main__":
-    main()

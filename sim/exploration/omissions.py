@@ -27,12 +27,10 @@ from protocol.messages import (
 from protocol.rounds.belief import pack_senders, unpack_senders
 from protocol.rounds.roster import liars as num_lying
 from protocol.rounds.round_view import RoundView
-from sim.exploration.copies import fork
-from sim.exploration.goodrun import GoodRun, holds
-from sim.exploration.peers import LATE_KINDS, MachinePeer, Peers
-from sim.exploration.post import Post
-from sim.exploration.table import LETTERS, Table
-from sim.exploration.toys import DEADLINE_S
+from sim.exploration.explorer import Model
+from sim.exploration.machines import GoodRun, holds
+from sim.exploration.peers import LATE_KINDS, MachinePeer, Peers, fork
+from sim.exploration.table import DEADLINE_S, LETTERS, Post, Table
 
 NEVER, LATE, ONE, DENY, CLAIM, PARTS = "never", "late", "to one", "denies", "claims", "withholds"
 OWED = (
@@ -121,7 +119,7 @@ class OmissionState(NamedTuple):
     wrong: str = ""
 
 
-class Omissions:
+class Omissions(Model[OmissionState]):
     """The model: honest voters A, B, C, ..., and the liars L, M, ..., whose habits are tried."""
 
     def __init__(self, plan: OmissionPlan) -> None:
@@ -153,10 +151,6 @@ class Omissions:
     def start(self) -> OmissionState:
         """Nothing was said yet."""
         return OmissionState(())
-
-    def key(self, state: OmissionState) -> OmissionState:
-        """States are values."""
-        return state
 
     def check(self, state: OmissionState) -> str:
         """What the last round has shown."""

@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple, TypeVar
 
 from protocol.rounds import overlap
 from protocol.rounds.overlap import RoundsInFlight
+from sim.exploration.explorer import Model
 
 T = TypeVar("T")
 NAMES = "ABCD"
@@ -52,7 +53,7 @@ class OverlapBounds:
     fragments: int = 2
 
 
-class Overlap:
+class Overlap(Model[Overlapping]):
     """R5 over a few peers, for `sim.exploration.explorer`."""
 
     def __init__(self, bounds: OverlapBounds) -> None:
@@ -65,10 +66,6 @@ class Overlap:
         nobody: tuple[frozenset[int], ...] = (frozenset(),) * rounds
         nothing: tuple[Certified, ...] = tuple("" for _ in range(rounds))
         return Overlapping(nothing, nobody, (peer,) * self.bounds.peers, 0)
-
-    def key(self, state: Overlapping) -> Overlapping:
-        """States are values already."""
-        return state
 
     def flight(self, state: Overlapping, index: int) -> RoundsInFlight:
         """What a peer knows."""
@@ -148,14 +145,6 @@ class Overlap:
         if not is_over and next(self.moves(state), None) is None:
             return "L1: nobody can do anything"
         return ""
-
-
-class InFlight(Overlap):
-    """Whether overlap is reached at all; where it is, that counts as found."""
-
-    def check(self, state: Overlapping) -> str:
-        """Two rounds in flight."""
-        return "two rounds are in flight" if state.in_flight > 1 else ""
 
 
 def _disagreement(number: int, said: set[SaidCommit]) -> str:

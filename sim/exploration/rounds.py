@@ -6,31 +6,14 @@ its round has begun there or never; parts and results travel as long as somebody
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from protocol.frames import Bulk
-from protocol.identity import PeerId
 from protocol.messages import Kind
-from protocol.rounds.roster import voters
 from protocol.rounds.round_view import RoundView
-from sim.exploration.copies import fork
 from sim.exploration.explorer import Later
-from sim.exploration.goodrun import GoodRun, holds
-from sim.exploration.peers import Deed, MachinePeer, Peers
-from sim.exploration.post import Letter, Post
-from sim.exploration.table import Table
-from sim.exploration.toys import toy_config
-
-
-class RoundsState(NamedTuple):
-    """Each peer by number, all messages sent, what may still happen, and what is wrong."""
-
-    peers: tuple[int, ...]
-    sent: int
-    restarts: int
-    disks: int
-    sleeps: int
-    wrong: str = ""
+from sim.exploration.machines import GoodRun, Machines, MachinesState, Moves, holds, parts_due
+from sim.exploration.peers import Deed, MachinePeer, Move, Peers, fork
+from sim.exploration.table import Letter, Post, Table, toy_config
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,64 +45,53 @@ class Span:
     lag: int = 1
 
 
-class Rounds:
+class Rounds(Machines):
     """The model: A, B, ... vote or have seats, in this order; joiners come last.
 
     It begins behind the trace `before`, in which everybody acts.
     """
 
+    adopts = ", and adopts the round"
+
     def __init__(self, span: Span, before: Iterable[str] = ()) -> None:
         self.span = span
         cells = span.fragment_cells or ((2,) if span.uses_gram else (1,))
-        self.table = Table(
-            voters=span.voters, helpers=0, members=span.members, fragment_cells=cells
-        )
+        table = Table(voters=span.voters, helpers=0, members=span.members, fragment_cells=cells)
         config = toy_config(*cells, lag=span.lag)
-        self.table.config = replace(
-            config, uses_gram=span.uses_gram, everybody_sums=span.everybody_sums
-        )
-        head = self.table.head
-        self.post = Post()
-        self.post.rosters[head.value.digest] = head.value.roster
-        self.post.starts.add(head.value.digest)
+        table.config = replace(config, uses_gram=span.uses_gram, everybody_sums=span.everybody_sums)
+        post, head = Post(), table.head
+        post.rosters[head.value.digest] = head.value.roster
+        post.starts.add(head.value.digest)
         if span.lag > 1:
-            self.post.rosters[head.value.before] = head.value.roster
-        self.peers = Peers(self.post, self.table.config)
-        self._ids = [*self.table.voters, *self.table.members]
-        self._ids += [self.table.add_joiner(index) for index in range(span.joiners)]
+            post.rosters[head.value.before] = head.value.roster
+        super().__init__(table, post, Peers(post, table.config), every=span.every, rules=True)
+        self._ids = [*table.voters, *table.members]
+        self._ids += [table.add_joiner(index) for index in range(span.joiners)]
         self._last_round = head.value.round + span.rounds
-        self._asked = 0
         self._active = ""
         self._start = self._fresh()
         self._start = Later(self, before).start()
         self._active = span.active
 
-    def start(self) -> RoundsState:
+    def start(self) -> MachinesState:
         """All are at the head without contributions, or behind what came before."""
         return self._start
 
-    def _fresh(self) -> RoundsState:
+    def _fresh(self) -> MachinesState:
         numbers = tuple(
             self.peers.number(self.peers.fresh(peer, self.table.head)) for peer in self._ids
         )
         span = self.span
-        return RoundsState(numbers, 0, span.restarts, span.disks, span.sleeps)
+        return MachinesState(numbers, 0, span.restarts, span.sleeps, span.disks)
 
-    def key(self, state: RoundsState) -> RoundsState:
-        """States are values."""
-        return state
-
-    def check(self, state: RoundsState) -> str:
-        """Safety, and where it is asked for, that the round can end."""
-        self._asked += 1
-        if state.wrong or not self.span.every or self._asked % self.span.every:
-            return state.wrong
+    def fails_to_finish(self, state: MachinesState) -> str:
+        """Why the rounds that anybody has come to do not end."""
         living = [fork(self.peers.states[number]) for number in state.peers]
         latest = max(peer.machine.view.index for peer in living)
         until = min(latest, self._last_round)
         return GoodRun(self.table, living, (), until=until).fails()
 
-    def moves(self, state: RoundsState) -> Iterator[tuple[str, RoundsState]]:
+    def moves(self, state: MachinesState) -> Moves:
         """Everything that may happen next."""
         for seat, number in enumerate(state.peers):
             peer = self.peers.states[number]
@@ -129,43 +101,12 @@ class Rounds:
                 continue
             if view.index <= self._last_round and view.attempt < self.span.attempts:
                 for label, deeds in self._deeds(state, seat, peer):
-                    moved = self._after(state, seat, f"{name} {label}", deeds)
-                    if moved is not None:
-                        yield moved
+                    yield from self._after(state, seat, f"{name} {label}", deeds)
                 yield from self._mishaps(state, seat, name)
-
-    def _after(
-        self, state: RoundsState, seat: int, label: str, deeds: tuple[Deed, ...]
-    ) -> tuple[str, RoundsState] | None:
-        number, effect = self.peers.do(state.peers[seat], deeds)
-        if number == state.peers[seat] and not effect.broken:
-            return None  # It changed nothing.
-        numbers = (*state.peers[:seat], number, *state.peers[seat + 1 :])
-        wrong = effect.broken or self.post.wrong(state.sent, effect.sent)
-        if effect.adopted and not wrong:
-            wrong = self._split(numbers)
-        said = self.table.said(self.post.letters[n] for n in effect.sent)
-        following = state._replace(
-            peers=numbers, sent=self.post.add(state.sent, effect.sent), wrong=wrong
-        )
-        if effect.adopted:
-            label += ", and adopts the round"
-        return (f"{label}: {said}" if said else label), following
-
-    def _split(self, numbers: tuple[int, ...]) -> str:
-        found: dict[int, bytes] = {}
-        for number in numbers:
-            for certificate in self.peers.states[number].chain:
-                value = certificate.value
-                if found.setdefault(value.round, value.digest) != value.digest:
-                    return "S1: two peers have adopted different seals of one round"
-        return ""
 
     # What may happen to one peer ----------------------------------------------------------------
 
-    def _deeds(
-        self, state: RoundsState, seat: int, peer: MachinePeer
-    ) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _deeds(self, state: MachinesState, seat: int, peer: MachinePeer) -> Iterator[Move]:
         machine, view = peer.machine, peer.machine.view
         rounds = machine.standing.worked_for
         if any(one.is_member and one.contribution is None for one in rounds):
@@ -188,7 +129,7 @@ class Rounds:
         for one in rounds:
             yield from self._waits(peer, one)
 
-    def _waits(self, peer: MachinePeer, view: RoundView) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _waits(self, peer: MachinePeer, view: RoundView) -> Iterator[Move]:
         """Deadlines of the round that is final next; of one beside it they pass with those."""
         if view.is_beside:
             return
@@ -217,22 +158,14 @@ class Rounds:
             return False  # Nothing is decided by who announced a result.
         return on.ballots.find(letter.message.digest) is None
 
-    def _bytes(
-        self, state: RoundsState, peer: MachinePeer
-    ) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _bytes(self, state: MachinesState, peer: MachinePeer) -> Iterator[Move]:
         for view in peer.machine.standing.under_way:
             yield from self._bytes_of(state, view)
 
-    def _bytes_of(
-        self, state: RoundsState, view: RoundView
-    ) -> Iterator[tuple[str, tuple[Deed, ...]]]:
+    def _bytes_of(self, state: MachinesState, view: RoundView) -> Iterator[Move]:
         everybody = [self.peers.states[number] for number in state.peers]
-        for piece in view.own_slices():
-            for sender, commit, _ in view.commits():
-                for cell in view.missing_parts(commit, piece):
-                    if any(holds(other, Bulk.PART, commit, cell) for other in everybody):
-                        name = self.table.names[sender]
-                        yield f"gets the part of {name}", (("part", commit, cell),)
+        for sender, commit, cell in parts_due(view, everybody):
+            yield f"gets the part of {self.table.names[sender]}", (("part", commit, cell),)
         facts = self.post.facts(state.sent)
         lists = {
             letter.proposes
@@ -248,34 +181,10 @@ class Rounds:
                     what = self.table.name_of_list(digest)
                     yield f"gets the result of {what}", (("cell", digest, cell),)
 
-    def _others(self, state: RoundsState, seat: int) -> Iterator[MachinePeer]:
+    def _others(self, state: MachinesState, seat: int) -> Iterator[MachinePeer]:
         for index, number in enumerate(state.peers):
             if index != seat:
                 yield self.peers.states[number]
-
-    def _mishaps(
-        self, state: RoundsState, seat: int, name: str
-    ) -> Iterator[tuple[str, RoundsState]]:
-        spent = (
-            (
-                state.restarts,
-                "restart",
-                "is killed and restarts",
-                state._replace(restarts=state.restarts - 1),
-            ),
-            (
-                state.disks,
-                "lost disk",
-                "loses its disk and restarts",
-                state._replace(disks=state.disks - 1),
-            ),
-            (state.sleeps, "wake", "freezes and wakes", state._replace(sleeps=state.sleeps - 1)),
-        )
-        for left, deed, words, after in spent:
-            if left:
-                moved = self._after(after, seat, f"{name} {words}", ((deed,),))
-                if moved is not None:
-                    yield moved
 
     # Words --------------------------------------------------------------------------------------
 
@@ -287,10 +196,3 @@ class Rounds:
         slot, name = letter.message.slot, self.table.names[letter.sender]
         where = f" in attempt {slot.attempt}" if self.span.attempts > 1 else ""
         return f"the {slot.kind.name} of {name} of round {self._round(slot.round)}{where}"
-
-    def voters_of(self, state: RoundsState) -> list[list[PeerId]]:
-        """Who votes in the round of each peer."""
-        return [
-            list(voters(self.peers.states[number].machine.view.head.roster))
-            for number in state.peers
-        ]

@@ -15,8 +15,10 @@ from protocol.core.node_core import NodeCore
 from protocol.frames import StatusAnswer, StatusAsk
 from protocol.identity import KeyedHashSigner
 from protocol.manifest import TimingSpec
-from sim.exploration import peers, toys
-from sim.exploration.copies import fork, key_of
+from sim.exploration import peers
+from sim.exploration import table as toys
+from sim.exploration.explorer import Model
+from sim.exploration.peers import fork, key_of
 from sim.exploration.table import LETTERS, head_of
 from sim.world.nodes import peer_named
 from sim.world.toy_run import toy_run
@@ -50,7 +52,7 @@ class WakingState(NamedTuple):
     sleeps: int
 
 
-class Waking:
+class Waking(Model[WakingState]):
     """Voters A, B, C, ..., all linked; the first `sleepers` of them may freeze, each once."""
 
     def __init__(self, *, voters: int, sleepers: int) -> None:
@@ -76,10 +78,6 @@ class Waking:
                     core.handle(ev.Linked(other), 0.0)
             numbers.append(self._number(core, 0.0))
         return WakingState(tuple(numbers), frozenset(), (1 << self._sleepers) - 1)
-
-    def key(self, state: WakingState) -> WakingState:
-        """States are values."""
-        return state
 
     def moves(self, state: WakingState) -> Iterator[tuple[str, WakingState]]:
         """Somebody freezes and wakes, or a frame arrives, or never does."""

@@ -30,9 +30,9 @@ from node.using.ledger import RunLedger
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
+from sim.checks.accounting import OwnRounds, check_receipts
 from sim.checks.invariants import Circumstances, InvariantBroken, Invariants
 from sim.checks.leaks import Needles
-from sim.checks.receipts import OwnRounds, check_receipts
 from sim.checks.traces import merge_traces
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined

@@ -14,7 +14,7 @@ from protocol.errors import DecodeError
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import Commit, Gram, SealValue, decode_body
-from sim.checks.earning import capped_weights, num_parts
+from sim.checks.seating import capped_weights, num_parts
 from training.aggregation import AGGREGATORS, coefficients_of
 from training.aggregation.seam import scores_of
 

@@ -1,28 +1,36 @@
-"""What `barnraise sim run`, `replay`, `shrink` and `list` do."""
+"""What `barnraise sim run`, `replay`, `shrink` and `list` do, and what they show of a world."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from node.reporting.tracing import Record, Tracer, trace_line
+from node.reporting.tracing import Adopted, Advanced, Record, Signed, Tracer, trace_line
 from node.state.folder import write_atomically
 from protocol.errors import ConfigError
-from sim.trials import report
-from sim.trials.replays import version
+from protocol.identity import PeerId, short_id
+from protocol.messages import SealCertificate, SignedMessage
+from sim.attacks.alone import lies_named
+from sim.checks.invariants import ALL, TITLES
+from sim.trials.expectations import expected
 from sim.trials.scenario import NOT_YET, Scenario, overridden
-from sim.trials.scenario_file import read_scenario, shipped_scenarios
-from sim.trials.scenario_text import scenario_digest, scenario_text
-from sim.trials.shrink import Shrinker, Shrunk, recorded
-from sim.trials.trial import Play, play, run_trial
+from sim.trials.scenario_file import (
+    read_scenario,
+    scenario_digest,
+    scenario_text,
+    shipped_scenarios,
+)
+from sim.trials.shrink import Shrinker, Shrunk, recorded, version
+from sim.trials.trial import Outcome, Play, play, run_trial
 
 __all__ = ["play"]
 
 EXIT_KEPT, EXIT_BROKEN = 0, 1
+RECORDS_SHOWN = 24
 
 
 def overridden_scenario(
@@ -48,7 +56,7 @@ def overridden_scenario(
 def show(play: Play, *, with_timeline: bool, to_stderr: bool) -> None:
     """Tell of a run."""
     console = Console(stderr=to_stderr, highlight=False)
-    report.show_play(console, play, with_timeline=with_timeline)
+    show_play(console, play, with_timeline=with_timeline)
 
 
 @contextmanager
@@ -78,8 +86,8 @@ def replay(scenario: Scenario, seed: int | None, *, tracer: Tracer | None) -> in
     is_recorded = known is not None and known.seed == seed
     # Without a record of it, a second run tells whether there is one outcome at all.
     expected = known.trace_hash if known and is_recorded else run_trial(scenario, seed).trace_hash
-    report.show_play(console, again, with_timeline=True)
-    report.show_records(console, again)
+    show_play(console, again, with_timeline=True)
+    show_records(console, again)
     outcome = again.outcome
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_row("seed", str(seed))
@@ -170,3 +178,131 @@ def _size_in_words(scenario: Scenario) -> str:
         f"{len(scenario.timetable or ())} faults, {scenario.peers[0]} peers,"
         f" {scenario.rounds} rounds, {scenario.cells} cells"
     )
+
+
+# What is shown ------------------------------------------------------------------------------------
+
+
+def show_play(console: Console, play: Play, *, with_timeline: bool) -> None:
+    """One run: what it was, what happened, what was kept."""
+    outcome, scenario = play.outcome, play.scenario
+    console.print(
+        f"[bold]{scenario.name}[/], seed {outcome.seed}: {outcome.peers} peers,"
+        f" {scenario.rounds} rounds, {outcome.faults} faults",
+        highlight=False,
+    )
+    if with_timeline:
+        _show_timeline(console, play)
+    console.print(_verdicts(scenario, outcome))
+    summary = (
+        f"{outcome.rounds_sealed} rounds sealed, {outcome.rounds_carried} carried in"
+        f" {outcome.virtual_s:.1f} virtual s ({outcome.wall_s:.2f} s here,"
+        f" {outcome.events} events)"
+    )
+    console.print(summary, highlight=False)
+    if scenario.attack:
+        lies = lies_named(scenario.attack, outcome.peers)
+        told = (
+            f"{lies.name} against {scenario.aggregator}: {lies.count} lie, {outcome.banned} banned"
+        )
+        told += f", {outcome.false_bans} honest ones accused"
+        told += f"; honest ones lost {outcome.honest_votes_lost} votes"
+        told += f" and {outcome.honest_seats_lost} seats"
+        if outcome.loss_last is not None:
+            told += f"; loss {outcome.loss_last:.4f}"
+        console.print(told, highlight=False)
+    if scenario.audits:
+        share = f"{outcome.audited_share:.2%} of what was trained was run again by audits"
+        console.print(share, highlight=False)
+    if outcome.faults_missed or outcome.faults_partial:
+        came = f"{outcome.faults - outcome.faults_missed} of {outcome.faults} faults came"
+        if outcome.faults_partial:
+            came += f", {outcome.faults_partial} of them to some of their victims only"
+        console.print(came, highlight=False)
+    console.print(f"trace {outcome.trace_hash}", highlight=False)
+
+
+def _show_timeline(console: Console, play: Play) -> None:
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    for note in play.notes:
+        style = "yellow" if note.is_fault else ""
+        table.add_row(f"{note.at_s:.2f} s", note.text, style=style)
+    violation = play.outcome.violation
+    if violation is not None:
+        table.add_row(f"{violation.at_s:.2f} s", f"{violation.name}: {violation.text}", style="red")
+    console.print(table)
+
+
+def _verdicts(scenario: Scenario, outcome: Outcome) -> Table:
+    """A line per promise. Behind a broken one nothing was asked any more."""
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    violation = outcome.violation
+    asked = sorted(frozenset(scenario.expect.invariants) or ALL)
+    titles = {name: f"{name} {TITLES[name]}" for name in asked}
+    titles |= expected(scenario)
+    if violation is not None and violation.name not in titles:
+        titles[violation.name] = violation.name
+    for name, title in titles.items():
+        if violation is None:
+            table.add_row(title, "kept", style="green")
+        elif violation.name == name:
+            table.add_row(title, f"BROKEN: {violation.text}", style="bold red")
+        else:
+            kept = "kept until then" if name in TITLES else "not asked any more"
+            table.add_row(title, kept, style="dim")
+    return table
+
+
+def show_records(console: Console, play: Play) -> None:
+    """The last records before the end, aligned, with the number of the event of each."""
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for head in ("event", "virtual s", "node", "record", "what"):
+        table.add_column(head, justify="right" if head in ("event", "virtual s") else "left")
+    for event, record in play.last_records[-RECORDS_SHOWN:]:
+        name = play.names.get(record.peer, short_id(record.peer))
+        kind, what = _in_words(record, play.names)
+        table.add_row(str(event), f"{record.at_s:.3f}", name, kind, what)
+    console.print(table)
+
+
+def _in_words(record: Record, names: Mapping[PeerId, str]) -> tuple[str, str]:
+    match record:
+        case Signed(message=message):
+            slot = message.slot
+            return "signed", (
+                f"{slot.kind.name} round {slot.round} attempt {slot.attempt}"
+                f" {message.digest.hex()[:12]}"
+            )
+        case (
+            Adopted(certificate=certificate, was_listed=was_listed)
+            | Advanced(certificate=certificate, was_listed=was_listed)
+        ):
+            value = certificate.value
+            mine = "with its own" if was_listed else "without its own"
+            return type(record).__name__.lower(), (
+                f"round {value.round} {value.digest.hex()[:12]},"
+                f" {len(value.commits)} listed, {mine}"
+            )
+        case _:
+            shown = [
+                f"{one.name} {_short(getattr(record, one.name), names)}"
+                for one in fields(record)
+                if one.name not in ("at_s", "peer")
+            ]
+            return type(record).__name__.lower(), ", ".join(shown)
+
+
+def _short(value: object, names: Mapping[PeerId, str]) -> str:
+    match value:
+        case SealCertificate():
+            return f"round {value.value.round} {value.value.digest.hex()[:12]}"
+        case SignedMessage():
+            return value.digest.hex()[:12]
+        case bytes():
+            return names.get(PeerId(value), value.hex()[:12])
+        case _:
+            return str(value)

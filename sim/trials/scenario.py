@@ -104,6 +104,8 @@ class Recorded:
     version: str = ""
 
 
+TIMING = TimingSpec(deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0)
+
 HONEST = "none"
 """As an attack: nobody lies, whatever the scenario says."""
 
@@ -146,11 +148,7 @@ class Scenario:
     links: tuple[Link, ...] = (Link(),)
     devices: tuple[DeviceProfile, ...] = (DeviceProfile(),)
     disk: DiskSpec = field(default_factory=DiskSpec)
-    timing: TimingSpec = field(
-        default_factory=lambda: TimingSpec(
-            deadline_floor_s=1.0, deadline_cap_s=10.0, heartbeat_s=0.5, suspect_s=2.0
-        )
-    )
+    timing: TimingSpec = TIMING
     rare: float = 0.0
     real_signatures: float = 0.0
     encoding: float = 0.0

@@ -1,45 +1,36 @@
-"""Scenario files: from TOML to a Scenario, every key and bound checked."""
+"""Scenario files: from TOML to a Scenario, every key and bound checked, and back to text."""
 
+import json
+import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, asdict, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from types import GenericAlias
+from typing import Annotated, Any, Literal, Optional, cast
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from blake3 import blake3
+from pydantic import AfterValidator, BeforeValidator, Field, create_model, model_validator
 
 from node.settings.toml_file import Section, did_you_mean, parse_sections, read_toml
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
 from sim.attacks.alone import lies_named, lies_of_worlds
+from sim.checks.invariants import TITLES
+from sim.trials.chaos import IN_EVERY_RUN, PHASES
 from sim.trials.faults import CHURN, KINDS, ROLES, Rule, WorldFault
-from sim.trials.phases import IN_EVERY_RUN, PHASES
 from sim.trials.scenario import (
     NOT_YET,
     PEERS_MAX,
     ROUNDS_MAX,
+    TIMING,
     DeviceProfile,
     Expect,
     Limits,
     Recorded,
     Scenario,
-)
-from sim.trials.scenario_values import (
-    Amount,
-    Counts,
-    Pair,
-    Positive,
-    Second,
-    Seconds,
-    Share,
-    Victims,
-    as_float,
-    as_key,
-    counts,
-    node_name,
-    one_of,
-    spans,
-    victim,
 )
 from sim.world.disk import DiskSpec
 from sim.world.links import Link
@@ -47,289 +38,308 @@ from training.aggregation import AGGREGATORS
 
 SHIPPED = Path(__file__).parent.parent / "scenarios"
 
+SECONDS_MAX = 86_400.0
 RULES_MAX, FAULTS_MAX, TIMES_MAX = 64, 2048, 200
 CELLS_MAX, FRAGMENTS_MAX = 256, 64
-INVARIANTS = ("I1", "I2", "I3", "I4", "I5", "I6", "I7", "I8", "I9")
 
-_AS_WRITTEN = (
-    *("trust", "aggregator", "topology", "attack", "audits", "learns", "peers", "seats", "rounds"),
-    *("cells", "fragments", "lag", "rare", "real_signatures", "encoding", "lasting_share"),
-    *("ends_after_s", "restart_s", "state_bytes_per_s"),
-)
-"""Keys that a Scenario has as they are."""
-
-_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"[njc]\d{2,4}")
 
 
-class LinkSection(Section):
-    """[[links]]: see Link."""
-
-    latency_s: Seconds = (0.01, 0.06)
-    spread: Literal["uniform", "lognormal"] = "uniform"
-    bytes_per_s: Positive = 10e6
-    loss: Share = 0.0
-    duplication: Share = 0.0
-    reordering: Share = 0.0
-    clog: Share = 0.0
-    clog_s: Second = 2.0
-    break_s: Positive = 30.0
-
-    @model_validator(mode="after")
-    def _fits(self) -> "LinkSection":
-        if self.spread == "lognormal" and not self.latency_s[0]:
-            raise ValueError("latency_s: of a lognormal spread it must be above 0")
-        return self
+def _span(value: object, *, low: float, high: float, is_whole: bool = False) -> tuple[float, float]:
+    """A number, or [least, most]."""
+    what = "a whole number" if is_whole else "a number"
+    pair: list[Any] = value if isinstance(value, list) else [value, value]
+    allowed = (int,) if is_whole else (int, float)
+    if len(pair) != 2 or any(type(one) not in allowed for one in pair):
+        raise ValueError(f"must be {what} or [least, most]")
+    least, most = pair
+    # A comparison with NaN is false, so NaN does not pass.
+    if not low <= least <= most <= high:
+        raise ValueError(f"must be {what} or [least, most] from {low:g} to {high:g}")
+    return (least, most) if is_whole else (float(least), float(most))
 
 
-class DeviceSection(Section):
-    """[[devices]]: see DeviceProfile."""
-
-    train_s: Seconds = (0.8, 1.4)
-    compute_s: Seconds = (0.005, 0.015)
-    ready_s: Seconds = (0.1, 0.5)
-    clock_rate: Annotated[Pair, spans(0.1, 10.0)] = (1.0, 1.0)
-    wall_offset_s: Annotated[Pair, spans(-1e9, 1e9)] = (0.0, 0.0)
-    nap: Share = 0.0
-    nap_s: Seconds = (1.0, 6.0)
+def spans(low: float, high: float) -> BeforeValidator:
+    """A pair of numbers within these."""
+    return BeforeValidator(partial(_span, low=low, high=high))
 
 
-class DiskSection(Section):
-    """[disk]: see DiskSpec."""
-
-    lose: Share = 0.5
-    tear: Share = 0.5
-    reorder: Share = 0.5
-    fail: Share = 0.0
-    slow: Share = 0.25
-    rotate_bytes: Annotated[int, Field(ge=1, le=2**40)] = 16 << 10
+def counts(low: int, high: int) -> BeforeValidator:
+    """A pair of whole numbers within these."""
+    return BeforeValidator(partial(_span, low=low, high=high, is_whole=True))
 
 
-class TimingSection(Section):
-    """[timing]: see TimingSpec."""
+def one_of(known: Sequence[str]) -> Callable[[str], str]:
+    """Checks that a name is known; any other is told the closest."""
 
-    deadline_floor_s: Positive = 1.0
-    deadline_cap_s: Positive = 10.0
-    heartbeat_s: Positive = 0.5
-    suspect_s: Positive = 2.0
+    def check(name: str) -> str:
+        if name not in known:
+            raise ValueError(f"is unknown; {did_you_mean(name, list(known))}")
+        return name
 
-
-class RuleSection(Section):
-    """[[faults]]: see Rule."""
-
-    kind: str
-    times: Annotated[Counts, counts(0, TIMES_MAX)] = (1, 1)
-    rounds: Annotated[Counts, counts(0, ROUNDS_MAX)] = (2, ROUNDS_MAX)
-    phases: Annotated[list[str], Field(max_length=len(PHASES))] = Field(default_factory=list)
-    count: Annotated[Counts, counts(1, PEERS_MAX)] = (1, 1)
-    share: Annotated[Pair, spans(0.0, 1.0)] = (0.0, 0.0)
-    who: Victims = Field(default_factory=list)
-    against: Victims = Field(default_factory=list)
-    ways: Annotated[int, Field(ge=2, le=3)] = 2
-    after_s: Seconds | None = None
-    duration_s: Seconds | None = None
-    period_s: Seconds = (0.0, 0.0)
-    amount: Annotated[Pair, spans(-1e6, 1e6)] | None = None
-
-    @field_validator("kind")
-    @classmethod
-    def _known_kind(cls, kind: str) -> str:
-        return one_of([*KINDS, CHURN])(kind)
-
-    @field_validator("phases")
-    @classmethod
-    def _known_phases(cls, phases: list[str]) -> list[str]:
-        if phases == ["every"]:
-            return list(IN_EVERY_RUN)
-        return [one_of([*PHASES, "every"])(name) for name in phases]
-
-    @field_validator("who")
-    @classmethod
-    def _known_victims(cls, names: list[str]) -> list[str]:
-        return [victim(name) for name in names]
-
-    @field_validator("against")
-    @classmethod
-    def _known_nodes(cls, names: list[str]) -> list[str]:
-        return [node_name(name) for name in names]
-
-    @model_validator(mode="after")
-    def _fits(self) -> "RuleSection":
-        if not self.phases and any(name in ROLES for name in self.who):
-            raise ValueError("who: a role needs phases, or its moment would never come")
-        if self.kind == CHURN and self.amount is not None and self.amount[0] <= 0.0:
-            raise ValueError("amount: a mean stay in rounds must be above 0")
-        return self
-
-    def rule(self) -> Rule:
-        """The rule."""
-        values = {name: getattr(self, name) for name in type(self).model_fields}
-        values |= {name: tuple(values[name]) for name in ("phases", "who", "against")}
-        return Rule(**values)
+    return check
 
 
-class FaultSection(Section):
-    """An entry of the timetable: see Fault."""
-
-    kind: str
-    round: Annotated[int, Field(ge=0, le=ROUNDS_MAX)] = 1
-    phase: str = ""
-    after_s: Second = 0.0
-    victims: Annotated[list[str], Field(min_length=1, max_length=PEERS_MAX)]
-    against: Victims = Field(default_factory=list)
-    duration_s: Second = 0.0
-    period_s: Second = 0.0
-    amount: Amount = 0.0
-
-    @field_validator("kind")
-    @classmethod
-    def _known_kind(cls, kind: str) -> str:
-        return one_of(list(KINDS))(kind)
-
-    @field_validator("phase")
-    @classmethod
-    def _known_phase(cls, phase: str) -> str:
-        return one_of(list(PHASES))(phase) if phase else phase
-
-    @field_validator("victims")
-    @classmethod
-    def _known_victims(cls, names: list[str]) -> list[str]:
-        return [victim(name) for name in names]
-
-    @field_validator("against")
-    @classmethod
-    def _known_nodes(cls, names: list[str]) -> list[str]:
-        return [node_name(name) for name in names]
-
-    @model_validator(mode="after")
-    def _fits(self) -> "FaultSection":
-        if not self.phase and any(name in ROLES for name in self.victims):
-            raise ValueError("victims: a role needs a phase, or its moment would never come")
-        return self
-
-    def fault(self) -> WorldFault:
-        """The fault."""
-        values = {name: getattr(self, name) for name in type(self).model_fields}
-        return WorldFault(**values | {name: tuple(values[name]) for name in ("victims", "against")})
+def node_name(name: str) -> str:
+    """A node's name. What has another side is there at once, so a role cannot be it."""
+    if not _NAME.fullmatch(name):
+        raise ValueError('must be a node such as "n03"')
+    return name
 
 
-class ExpectSection(Section):
-    """[expect]: see Expect."""
-
-    invariants: list[str] = Field(default_factory=list)
-    finishes: bool = True
-    seals_after_max: Annotated[int, Field(ge=0, le=ROUNDS_MAX)] = 1
-    sealed_share: Share = 1.0
-    recovery_s: Second = 0.0
-    back_rounds: Annotated[int, Field(ge=0, le=ROUNDS_MAX)] = 0
-    back_share: Share = 1.0
-    pace_max: Second = 0.0
-    may_stop: bool = False
-    provisional_s: Second = 0.0
-    confirms: bool = False
-
-    @field_validator("invariants")
-    @classmethod
-    def _known_invariants(cls, names: list[str]) -> list[str]:
-        return [one_of(INVARIANTS)(name) for name in names]
+def each(check: Callable[[str], str]) -> AfterValidator:
+    """Checks every name of a list."""
+    return AfterValidator(lambda names: tuple(check(name) for name in names))
 
 
-class LimitsSection(Section):
-    """[limits]: see Limits."""
-
-    virtual_s: Annotated[float, BeforeValidator(as_float), Field(gt=0.0, le=1e6)] = 600.0
-    stall_s: Annotated[float, BeforeValidator(as_float), Field(gt=0.0, le=1e6)] = 120.0
-    events: Annotated[int, Field(ge=1, le=10**12)] = 20_000_000
-
-
-class RecordedSection(Section):
-    """[recorded]: see Recorded."""
-
-    seed: Annotated[int, Field(ge=0, lt=2**63)]
-    trace_hash: str
-    violation: Annotated[str, Field(max_length=100)] = ""
-    event: Annotated[int, Field(ge=0, le=10**12)] = 0
-    version: Annotated[str, Field(max_length=100)] = ""
-
-    @field_validator("trace_hash")
-    @classmethod
-    def _is_digest(cls, text: str) -> str:
-        if not _DIGEST.fullmatch(text):
-            raise ValueError("must be 64 digits of hexadecimal")
-        return text
+def victim(name: str) -> str:
+    """A node's name, or a role."""
+    if name not in ROLES and not _NAME.fullmatch(name):
+        raise ValueError(f'must be a node such as "n03" or one of {", ".join(ROLES)}')
+    return name
 
 
-class ScenarioFile(Section):
-    """A whole scenario file."""
+def as_key(error: ConfigError) -> str:
+    """What is wrong with an attack, in the words of a file instead of an option."""
+    return str(error).removeprefix("--attack").removeprefix(":").strip().replace("--", "")
 
-    title: Annotated[str, Field(min_length=1, max_length=100)]
-    shows: Annotated[str, Field(max_length=1000)] = ""
-    trust: Literal["friends", "open"] = "friends"
-    aggregator: str = "mean"
-    topology: Literal["butterfly", "gather"] = "butterfly"
-    attack: Annotated[str, Field(max_length=100)] = ""
-    audits: Share = 0.0
-    learns: bool = False
-    peers: Annotated[Counts, counts(1, PEERS_MAX)] = (8, 32)
-    seats: Annotated[int, Field(ge=2, le=limits.SEATS_MAX)] = limits.SEATS_MAX
-    rounds: Annotated[int, Field(ge=1, le=ROUNDS_MAX)] = 12
-    cells: Annotated[int, Field(ge=1, le=CELLS_MAX)] = 6
-    fragments: Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)] = 1
-    lag: Annotated[int, Field(ge=1, le=2)] = 1
-    rare: Share = 0.0
-    real_signatures: Share = 0.0
-    encoding: Share = 0.0
-    lasting_share: Share = 1.0
-    ends_after_s: Second = 0.0
-    restart_s: Second = 0.0
-    state_bytes_per_s: Annotated[float, Field(ge=0.0, le=1e12)] = 0.0
-    links: Annotated[list[LinkSection], Field(min_length=1, max_length=16)] = Field(
-        default_factory=lambda: [LinkSection()]
+
+def as_float(value: object) -> object:
+    """Whole numbers as floats."""
+    # In TOML 3 is a whole number, and whoever writes it as a duration means 3.0.
+    return float(value) if type(value) is int and abs(value) < 2**53 else value
+
+
+Pair = tuple[float, float]
+Counts = tuple[int, int]
+Seconds = Annotated[Pair, spans(0.0, SECONDS_MAX)]
+Second = Annotated[float, BeforeValidator(as_float), Field(ge=0.0, le=SECONDS_MAX)]
+Share = Annotated[float, BeforeValidator(as_float), Field(ge=0.0, le=1.0)]
+Amount = Annotated[float, BeforeValidator(as_float), Field(ge=-1e6, le=1e6)]
+Positive = Annotated[float, BeforeValidator(as_float), Field(gt=0.0, le=1e12)]
+Limit = Annotated[float, BeforeValidator(as_float), Field(gt=0.0, le=1e6)]
+Round = Annotated[int, Field(ge=0, le=ROUNDS_MAX)]
+Text = Annotated[str, Field(max_length=100)]
+Victims = Annotated[list[str], Field(max_length=PEERS_MAX), each(victim)]
+Nodes = Annotated[list[str], Field(max_length=PEERS_MAX), each(node_name)]
+
+
+# What a file may say ------------------------------------------------------------------------------
+
+
+Said = dict[str, Any]
+Fits = Callable[[Said], None]
+"""Raises ValueError for keys that do not fit each other."""
+
+
+def _keys(of: type[Any], fits: Fits | None = None, /, **keys: object) -> type[Section]:
+    """A section with these keys of an `of`; where none is said with it a default is the `of`'s."""
+    defaults: dict[str, Any] = {}
+    for one in fields(of):
+        if one.default_factory is MISSING:
+            defaults[one.name] = ... if one.default is MISSING else one.default
+        else:
+            defaults[one.name] = Field(default_factory=one.default_factory)
+    found: dict[str, Any] = {
+        name: kind if isinstance(kind, tuple) else (kind, defaults[name])
+        for name, kind in keys.items()
+    }
+
+    def check(said: Section) -> Section:
+        if fits is not None:
+            fits(dict(said))
+        return said
+
+    checks: dict[str, Any] = {"check": model_validator(mode="after")(check)}
+    model: type[Section] = create_model(
+        of.__name__, __base__=Section, __validators__=checks, **found
     )
-    devices: Annotated[list[DeviceSection], Field(min_length=1, max_length=16)] = Field(
-        default_factory=lambda: [DeviceSection()]
-    )
-    disk: DiskSection = DiskSection()
-    timing: TimingSection = TimingSection()
-    faults: Annotated[list[RuleSection], Field(max_length=RULES_MAX)] = Field(default_factory=list)
-    timetable: Annotated[list[FaultSection], Field(max_length=FAULTS_MAX)] | None = None
-    expect: ExpectSection = ExpectSection()
-    limits: LimitsSection = LimitsSection()
-    recorded: RecordedSection | None = None
+    return model
 
-    @field_validator("aggregator")
-    @classmethod
-    def _known_rule(cls, name: str) -> str:
-        return one_of(list(AGGREGATORS))(name)
 
-    @field_validator("attack")
-    @classmethod
-    def _known_attack(cls, text: str) -> str:
+def _section(of: type[Any], fits: Fits | None = None, /, **keys: object) -> object:
+    """As `_keys`, and what a file says there is given as an `of`."""
+    return Annotated[_keys(of, fits, **keys), AfterValidator(lambda said: of(**dict(said)))]
+
+
+def _many(kind: object, least: int, most: int) -> object:
+    """A list of sections."""
+    sections = GenericAlias(list, (kind,))
+    return Annotated[sections, Field(min_length=least, max_length=most), AfterValidator(tuple)]
+
+
+def _fits_link(said: Said) -> None:
+    if said["spread"] == "lognormal" and not said["latency_s"][0]:
+        raise ValueError("latency_s: of a lognormal spread it must be above 0")
+
+
+def _fits_rule(said: Said) -> None:
+    if not said["phases"] and any(name in ROLES for name in said["who"]):
+        raise ValueError("who: a role needs phases, or its moment would never come")
+    if said["kind"] == CHURN and said["amount"] is not None and said["amount"][0] <= 0.0:
+        raise ValueError("amount: a mean stay in rounds must be above 0")
+
+
+def _fits_fault(said: Said) -> None:
+    if not said["phase"] and any(name in ROLES for name in said["victims"]):
+        raise ValueError("victims: a role needs a phase, or its moment would never come")
+
+
+def _fits_scenario(said: Said) -> None:
+    if said["faults"] and said["timetable"] is not None:
+        raise ValueError("has faults and a timetable: rules are drawn from, or listed, not both")
+    for fault in said["timetable"] or ():
+        if fault.round > said["rounds"]:
+            raise ValueError(f"has a fault in round {fault.round} of {said['rounds']}")
+    if sum(rule.kind == CHURN for rule in said["faults"]) > 1:
+        raise ValueError("has churn twice: one rule says who comes and goes")
+    if said["audits"] and (said["trust"] != "open" or said["fragments"] > 1 or said["lag"] > 1):
+        raise ValueError("has audits, which are for open runs of one fragment and lag 1")
+    if said["attack"]:
         try:
-            if text:
-                lies_named(text, PEERS_MAX)
+            lies_of_worlds(said["attack"], said["peers"][0], said["audits"])
         except ConfigError as error:
-            raise ValueError(as_key(error)) from error
-        return text
+            raise ValueError(f"has an attack that does not fit: {as_key(error)}") from error
 
-    @model_validator(mode="after")
-    def _fits(self) -> "ScenarioFile":
-        if self.faults and self.timetable is not None:
-            raise ValueError(
-                "has faults and a timetable: rules are drawn from, or listed, not both"
-            )
-        for fault in self.timetable or ():
-            if fault.round > self.rounds:
-                raise ValueError(f"has a fault in round {fault.round} of {self.rounds}")
-        if sum(rule.kind == CHURN for rule in self.faults) > 1:
-            raise ValueError("has churn twice: one rule says who comes and goes")
-        if self.audits and (self.trust != "open" or self.fragments > 1 or self.lag > 1):
-            raise ValueError("has audits, which are for open runs of one fragment and lag 1")
-        if self.attack:
-            try:
-                lies_of_worlds(self.attack, self.peers[0], self.audits)
-            except ConfigError as error:
-                raise ValueError(f"has an attack that does not fit: {as_key(error)}") from error
-        return self
+
+def _known_phases(names: list[str]) -> tuple[str, ...]:
+    if names == ["every"]:
+        return IN_EVERY_RUN
+    return tuple(map(one_of([*PHASES, "every"]), names))
+
+
+def _known_attack(text: str) -> str:
+    try:
+        if text:
+            lies_named(text, PEERS_MAX)
+    except ConfigError as error:
+        raise ValueError(as_key(error)) from error
+    return text
+
+
+def _digest(text: str) -> str:
+    if not re.fullmatch(r"[0-9a-f]{64}", text):
+        raise ValueError("must be 64 digits of hexadecimal")
+    return text
+
+
+_or_none = cast("Callable[[object], object]", Optional.__getitem__)
+
+LINK = _section(
+    Link,
+    _fits_link,
+    latency_s=Seconds,
+    spread=Literal["uniform", "lognormal"],
+    bytes_per_s=Positive,
+    **dict.fromkeys(("loss", "duplication", "reordering", "clog"), Share),
+    clog_s=Second,
+    break_s=Positive,
+)
+DEVICE = _section(
+    DeviceProfile,
+    **dict.fromkeys(("train_s", "compute_s", "ready_s"), Seconds),
+    clock_rate=Annotated[Pair, spans(0.1, 10.0)],
+    wall_offset_s=Annotated[Pair, spans(-1e9, 1e9)],
+    nap=Share,
+    nap_s=Seconds,
+)
+DISK = _section(
+    DiskSpec,
+    **dict.fromkeys(("lose", "tear", "reorder", "fail", "slow"), Share),
+    rotate_bytes=Annotated[int, Field(ge=1, le=2**40)],
+)
+TIMING_KEYS = _keys(
+    TimingSpec, **{name: (Positive, value) for name, value in asdict(TIMING).items()}
+)
+RULE = _section(
+    Rule,
+    _fits_rule,
+    kind=Annotated[str, AfterValidator(one_of([*KINDS, CHURN]))],
+    times=Annotated[Counts, counts(0, TIMES_MAX)],
+    rounds=Annotated[Counts, counts(0, ROUNDS_MAX)],
+    phases=Annotated[list[str], Field(max_length=len(PHASES)), AfterValidator(_known_phases)],
+    count=Annotated[Counts, counts(1, PEERS_MAX)],
+    share=Annotated[Pair, spans(0.0, 1.0)],
+    who=Victims,
+    against=Nodes,
+    ways=Annotated[int, Field(ge=2, le=3)],
+    after_s=Seconds | None,
+    duration_s=Seconds | None,
+    period_s=Seconds,
+    amount=Annotated[Pair, spans(-1e6, 1e6)] | None,
+)
+FAULT = _section(
+    WorldFault,
+    _fits_fault,
+    kind=Annotated[str, AfterValidator(one_of(list(KINDS)))],
+    round=Round,
+    phase=Annotated[str, AfterValidator(lambda name: name and one_of(list(PHASES))(name))],
+    after_s=Second,
+    victims=Annotated[list[str], Field(min_length=1, max_length=PEERS_MAX), each(victim)],
+    against=Nodes,
+    duration_s=Second,
+    period_s=Second,
+    amount=Amount,
+)
+EXPECT = _section(
+    Expect,
+    invariants=Annotated[list[str], each(one_of(list(TITLES)))],
+    finishes=bool,
+    seals_after_max=Round,
+    sealed_share=Share,
+    recovery_s=Second,
+    back_rounds=Round,
+    back_share=Share,
+    pace_max=Second,
+    may_stop=bool,
+    provisional_s=Second,
+    confirms=bool,
+)
+LIMITS = _section(
+    Limits, virtual_s=Limit, stall_s=Limit, events=Annotated[int, Field(ge=1, le=10**12)]
+)
+RECORDED = _section(
+    Recorded,
+    seed=Annotated[int, Field(ge=0, lt=2**63)],
+    trace_hash=Annotated[str, AfterValidator(_digest)],
+    violation=Text,
+    event=Annotated[int, Field(ge=0, le=10**12)],
+    version=Text,
+)
+FILE = _keys(
+    Scenario,
+    _fits_scenario,
+    title=Annotated[str, Field(min_length=1, max_length=100)],
+    shows=(Annotated[str, Field(max_length=1000)], ""),
+    trust=Literal["friends", "open"],
+    aggregator=Annotated[str, AfterValidator(one_of(list(AGGREGATORS)))],
+    topology=Literal["butterfly", "gather"],
+    attack=Annotated[Text, AfterValidator(_known_attack)],
+    audits=Share,
+    learns=bool,
+    peers=Annotated[Counts, counts(1, PEERS_MAX)],
+    seats=Annotated[int, Field(ge=2, le=limits.SEATS_MAX)],
+    rounds=Annotated[int, Field(ge=1, le=ROUNDS_MAX)],
+    cells=Annotated[int, Field(ge=1, le=CELLS_MAX)],
+    fragments=Annotated[int, Field(ge=1, le=FRAGMENTS_MAX)],
+    lag=Annotated[int, Field(ge=1, le=2)],
+    **dict.fromkeys(("rare", "real_signatures", "encoding", "lasting_share"), Share),
+    **dict.fromkeys(("ends_after_s", "restart_s"), Second),
+    state_bytes_per_s=Annotated[float, Field(ge=0.0, le=1e12)],
+    links=_many(LINK, 1, 16),
+    devices=_many(DEVICE, 1, 16),
+    disk=DISK,
+    timing=(TIMING_KEYS, TIMING_KEYS()),
+    faults=(_many(RULE, 0, RULES_MAX), ()),
+    timetable=_or_none(_many(FAULT, 0, FAULTS_MAX)),
+    expect=EXPECT,
+    limits=LIMITS,
+    recorded=_or_none(RECORDED),
+)
+"""All keys of a file, in the order in which they are told; `faults` are the rules."""
+
+
+# Reading ------------------------------------------------------------------------------------------
 
 
 def read_scenario(text: str) -> Scenario:
@@ -360,25 +370,89 @@ def read_scenario_file(path: Path) -> Scenario:
 
 def scenario_of(content: Mapping[str, object], path: Path) -> Scenario:
     """The scenario of a parsed file. `path` is what errors name."""
-    found = parse_sections(ScenarioFile, content, path)
+    said: dict[str, Any] = dict(parse_sections(FILE, content, path))
     try:
-        timing = TimingSpec(**found.timing.model_dump())
+        timing = TimingSpec(**dict(said.pop("timing")))
     except ValueError as error:
         raise ConfigError(f"{path}: [timing] {error}") from error
-    expect = found.expect.model_dump()
-    table = found.timetable
-    return Scenario(
-        name=path.stem,
-        title=found.title,
-        shows=" ".join(found.shows.split()),
-        links=tuple(Link(**one.model_dump()) for one in found.links),
-        devices=tuple(DeviceProfile(**one.model_dump()) for one in found.devices),
-        disk=DiskSpec(**found.disk.model_dump()),
-        timing=timing,
-        rules=tuple(one.rule() for one in found.faults),
-        timetable=None if table is None else tuple(one.fault() for one in table),
-        expect=Expect(**expect | {"invariants": tuple(expect["invariants"])}),
-        limits=Limits(**found.limits.model_dump()),
-        recorded=None if found.recorded is None else Recorded(**found.recorded.model_dump()),
-        **{name: getattr(found, name) for name in _AS_WRITTEN},
-    )
+    shows, rules = " ".join(said.pop("shows").split()), said.pop("faults")
+    return Scenario(name=path.stem, shows=shows, timing=timing, rules=rules, **said)
+
+
+# Writing ------------------------------------------------------------------------------------------
+
+_CAME_LATER: Mapping[str, object] = {"topology": "butterfly", "seats": limits.SEATS_MAX}
+"""Keys that are said only where they differ from this: digests of scenarios from before stay."""
+
+_NOT_IN_FILES = ("name", "rules", "timetable", "recorded", "without")
+
+
+def scenario_text(scenario: Scenario) -> str:
+    """The scenario as TOML; reading it gives an equal one, but for its name."""
+    plain = asdict(scenario)
+    top = {key: value for key, value in plain.items() if _is_value(value)}
+    for key, value in _CAME_LATER.items():
+        if top[key] == value:
+            del top[key]
+    if scenario.expect.back_share == 1.0:
+        del plain["expect"]["back_share"]
+    lines = [_pair(key, value) for key, value in top.items() if key not in _NOT_IN_FILES]
+    if scenario.timetable is not None:
+        rows = [f"    {_value(fault.table())}," for fault in scenario.timetable]
+        lines += ["timetable = [", *rows, "]"]
+    for section in ("disk", "timing", "expect", "limits", "recorded"):
+        if plain[section] is not None:
+            lines += _section_text(f"[{section}]", plain[section])
+    for name in ("links", "devices"):
+        for one in plain[name]:
+            lines += _section_text(f"[[{name}]]", one)
+    for rule in scenario.rules:
+        lines += _section_text("[[faults]]", _rule_table(rule))
+    return "\n".join(lines) + "\n"
+
+
+def scenario_digest(scenario: Scenario) -> str:
+    """Names what was run, whatever it is called and whatever came of it; 16 digits."""
+    text = scenario_text(replace(scenario, name="", recorded=None))
+    return blake3(text.encode()).hexdigest()[:16]
+
+
+def _rule_table(rule: Rule) -> dict[str, object]:
+    plain = asdict(rule)
+    defaults = asdict(Rule(kind=rule.kind))
+    return {key: value for key, value in plain.items() if key == "kind" or value != defaults[key]}
+
+
+def _is_value(value: object) -> bool:
+    """Whether it is a value of a key, not a section or a list of sections."""
+    if isinstance(value, tuple):
+        return bool(value) and all(isinstance(one, int | float) for one in value)
+    return isinstance(value, str | int | float)
+
+
+def _section_text(head: str, content: Mapping[str, object]) -> list[str]:
+    return ["", head, *(_pair(key, value) for key, value in content.items())]
+
+
+def _pair(key: str, value: object) -> str:
+    return f"{key} = {_value(value)}"
+
+
+def _value(value: object) -> str:
+    match value:
+        case bool():
+            return "true" if value else "false"
+        case dict():
+            return "{" + ", ".join(_pair(key, one) for key, one in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(_value, value)) + "]"
+        case str():
+            # TOML's basic strings are JSON's, but for one character more that must be escaped.
+            return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        case int():
+            return str(value)
+        case float():
+            assert math.isfinite(value), value
+            return repr(value)
+        case _:
+            raise AssertionError(f"no value of a scenario: {value!r}")

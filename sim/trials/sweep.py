@@ -1,7 +1,8 @@
-"""Many seeds of many scenarios, on all cores: workers that each run one world after the other.
+"""What `barnraise sim sweep` does: many seeds of many scenarios, on all cores.
 
-A worker is a process of its own that takes its tasks by line, so that no seed pays for the start of
-an interpreter, and a world that kills its process costs one seed.
+Workers each run one world after the other. A worker is a process of its own (`python -P -m
+sim.trials.sweep`) that takes its tasks by line, so that no seed pays for the start of an
+interpreter, and a world that kills its process costs one seed.
 """
 
 import json
@@ -9,20 +10,36 @@ import os
 import subprocess
 import sys
 import threading
-from collections import deque
+import time
+import tomllib
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from io import StringIO
 from pathlib import Path
 from queue import Empty, SimpleQueue
+from statistics import median
+from typing import Any
 
 from blake3 import blake3
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from node.processes.children import child_environment
+from node.processes.exit_codes import EXIT_DONE, EXIT_FAILED, EXIT_INTERRUPTED
+from node.processes.interrupts import end_at_once_from_now_on
+from node.state.folder import write_atomically
 from protocol.errors import ConfigError
-from sim.trials.outcome import Outcome, Violation
-from sim.trials.scenario import Scenario, settled
-from sim.trials.scenario_text import scenario_text
+from sim.compiled.builds import choose, cores
+from sim.trials.playing import overridden_scenario
+from sim.trials.scenario import DEFAULT, Scenario, settled
+from sim.trials.scenario_file import scenario_of, scenario_text
+from sim.trials.shrink import replay_command, write_failure
+from sim.trials.trial import Outcome, Violation, run_trial
+from sim.world.hush import hush
+from sim.world.sharing import shares
 
 SEEDS_MAX = 10_000_000
 LOOK_S = 0.2
@@ -195,7 +212,7 @@ class _Worker:
             if self._process is None:
                 # -P: a file here that is called like a module of ours is not taken for it.
                 self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-m", "sim.trials.sweep_worker"],
+                    [sys.executable, "-P", "-m", "sim.trials.sweep"],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     env=_worker_environment(self._build),
@@ -224,24 +241,8 @@ class _Worker:
 def lost_outcome(task: Task, why: str) -> Outcome:
     """Of a world that took its process with it."""
     name, seed = task
-    return Outcome(
-        scenario=name,
-        seed=seed,
-        peers=0,
-        rounds_sealed=0,
-        rounds_carried=0,
-        honest_digests_equal=True,
-        loss_last=None,
-        banned=0,
-        false_bans=0,
-        virtual_s=0.0,
-        wall_s=0.0,
-        trace_hash="",
-        events=0,
-        faults=0,
-        faults_missed=0,
-        violation=Violation(name="error", text=why, at_s=0.0, event=0),
-    )
+    violation = Violation(name="error", text=why, at_s=0.0, event=0)
+    return Outcome(scenario=name, seed=seed, violation=violation)
 
 
 def _worker_environment(build: Path | None = None) -> dict[str, str]:
@@ -252,3 +253,286 @@ def _worker_environment(build: Path | None = None) -> dict[str, str]:
         parts = [str(build), environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(part for part in parts if part)
     return environment
+
+
+# What the command shows ---------------------------------------------------------------------------
+
+FAILURES_SHOWN = 10
+TABLE_WIDTH = 120
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command was given."""
+
+    names: tuple[str, ...]
+    seeds: str
+    jobs: int | None
+    peers: int | None
+    rounds: int | None
+    out: Path | None
+    is_interpreted: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """What came of it, and the command that replays each failure."""
+
+    swept: Swept
+    commands: list[str]
+
+    @property
+    def status(self) -> int:
+        """The exit status."""
+        if not self.swept.is_whole:
+            return EXIT_INTERRUPTED
+        return EXIT_FAILED if self.commands else EXIT_DONE
+
+    def as_json(self) -> dict[str, object]:
+        """One object for scripts."""
+        return sweep_json(self.swept, self.commands)
+
+
+def run_sweep(request: Request, *, to_stderr: bool) -> End:
+    """Run what was asked for and tell of it. Raises ConfigError."""
+    console = Console(stderr=to_stderr, highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, TABLE_WIDTH)  # A file has no edge.
+    seeds = seeds_of(request.seeds)
+    given = request.names or (DEFAULT,)
+    scenarios: dict[str, Scenario] = {}
+    for text in given:
+        found = overridden_scenario(text, peers=request.peers, rounds=request.rounds)
+        if found.name in scenarios:
+            raise ConfigError(f"two scenarios are called {found.name}: give one file another name")
+        scenarios[found.name] = found
+    named = dict(zip(scenarios, given, strict=True))
+    if request.out is not None:
+        _make_folder(request.out)
+    choice = choose(is_wanted=not request.is_interpreted)
+    console.print(choice.text)
+    began_s = time.monotonic()
+    with _display(console) as display:
+        shown = _Shown(display, len(seeds) * len(scenarios), request, named)
+        jobs = request.jobs or cores()
+        swept = sweep(scenarios, seeds, jobs=jobs, came=shown.came, build=choice.folder)
+    swept.wall_s = time.monotonic() - began_s
+    console.print(sweep_table(swept))
+    if not swept.is_whole:
+        console.print("interrupted: this is what had come until then", style="yellow")
+    console.print(f"{shown.num_done} worlds in {swept.wall_s:.1f} s")
+    outcomes = [one for found in swept.outcomes.values() for one in found]
+    wronged = sum(one.false_bans for one in outcomes)
+    console.print(
+        f"{peer_rounds(outcomes)} rounds of peers; honest ones accused or banned: {wronged}"
+    )
+    console.print(f"traces {swept.trace_hash}")
+    if request.out is not None:
+        _write(request.out, scenarios, swept, console)
+    commands = [shown.command(outcome) for outcome in swept.failures()]
+    return End(swept, commands)
+
+
+class _Shown:
+    """The display of a sweep: a bar, and a line for each failure."""
+
+    def __init__(
+        self, display: Progress, total: int, request: Request, named: dict[str, str]
+    ) -> None:
+        self.num_done = 0
+        self._display, self._request, self._named = display, request, named
+        self._rounds = self._failures = 0
+        self._began_s = time.monotonic()
+        self._task = display.add_task("worlds", total=total, rate="")
+
+    def came(self, outcome: Outcome | None) -> None:
+        """Show one more outcome, or only that time passes."""
+        if outcome is None:
+            return
+        self.num_done += 1
+        self._rounds += outcome.rounds_sealed + outcome.rounds_carried
+        if outcome.violation is not None:
+            self._failures += 1
+            self._tell(outcome)
+        rate = self._rounds / max(1e-3, time.monotonic() - self._began_s)
+        failed = f", [red]{self._failures} failed[/]" if self._failures else ""
+        self._display.update(self._task, advance=1, rate=f"{rate:.0f} rounds/s{failed}")
+
+    def command(self, outcome: Outcome) -> str:
+        """What shows this failure again."""
+        named = self._named[outcome.scenario]
+        return replay_command(
+            named, outcome, rounds=self._request.rounds, peers=self._request.peers
+        )
+
+    def _tell(self, outcome: Outcome) -> None:
+        assert outcome.violation is not None
+        if self._failures > FAILURES_SHOWN:
+            return
+        what = f"{outcome.violation.name}: {outcome.violation.text}"
+        self._display.console.print(what, style="red", markup=False)
+        self._display.console.print(f"    {self.command(outcome)}", soft_wrap=True)
+
+
+def _display(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+    )
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out: cannot make {folder}: {error.strerror}") from error
+
+
+def _write(folder: Path, scenarios: dict[str, Scenario], swept: Swept, console: Console) -> None:
+    try:
+        for outcome in swept.failures():
+            write_failure(folder / "failures", scenarios[outcome.scenario], outcome)
+        write_plot(swept, folder / "sweep.png")
+        text = StringIO()
+        Console(file=text, width=TABLE_WIDTH).print(sweep_table(swept))
+        write_atomically(folder / "sweep.txt", text.getvalue().encode(), 0o644)
+    except OSError as error:
+        raise ConfigError(f"--out: cannot write to {folder}: {error.strerror}") from error
+    console.print(f"plot, table and failures are in {folder}")
+
+
+def _sums(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What came of the seeds of a scenario, as JSON has it."""
+    took_s = [seconds for one in outcomes for _, seconds in one.recoveries]
+    return {
+        "seeds": len(outcomes),
+        "rounds_sealed": sum(one.rounds_sealed for one in outcomes),
+        "rounds_carried": sum(one.rounds_carried for one in outcomes),
+        "peer_rounds": peer_rounds(outcomes),
+        "banned": sum(one.banned for one in outcomes),
+        "false_bans": sum(one.false_bans for one in outcomes),
+        "violations": sum(one.violation is not None for one in outcomes),
+        "recovery_median_s": median(took_s) if took_s else None,
+        "recovery_max_s": max(took_s, default=None),
+    }
+
+
+def sweep_table(swept: Swept) -> Table:
+    """A row per scenario: how many seeds, what they sealed, how soon they recovered, what broke."""
+    table = Table(title=None)
+    table.add_column("scenario", no_wrap=True)
+    for head in ("seeds", "sealed", "carried", "recovery", "longest", "rounds/s", "broken"):
+        table.add_column(head, justify="right")
+    for name, outcomes in swept.outcomes.items():
+        sums = _sums(outcomes)
+        sealed, carried, broken = (
+            sums[key] for key in ("rounds_sealed", "rounds_carried", "violations")
+        )
+        recovery_s = (sums["recovery_median_s"], sums["recovery_max_s"])
+        busy_s = sum(one.wall_s for one in outcomes)
+        counted = map(str, (sums["seeds"], sealed, carried))
+        took = ("-" if span_s is None else f"{span_s:.1f} s" for span_s in recovery_s)
+        rate = f"{(sealed + carried) / busy_s:.0f}" if busy_s else "-"
+        style = "red" if broken else ""
+        table.add_row(name, *counted, *took, rate, str(broken), style=style)
+    return table
+
+
+def peer_rounds(outcomes: Sequence[Outcome]) -> int:
+    """Rounds that sealed somebody, times the peers of their world."""
+    return sum(one.peers * one.rounds_sealed for one in outcomes)
+
+
+def sweep_json(swept: Swept, commands: Sequence[str]) -> dict[str, object]:
+    """A sweep as one object; `failures` hold the command that replays each."""
+    coverage = sum(
+        (Counter(one.coverage) for found in swept.outcomes.values() for one in found),
+        Counter[str](),
+    )
+    failures = [
+        {**outcome.as_json(), "replay": command}
+        for outcome, command in zip(swept.failures(), commands, strict=True)
+    ]
+    scenarios = {name: _sums(found) for name, found in swept.outcomes.items()}
+    for sums in scenarios.values():
+        median_s = sums["recovery_median_s"]
+        sums["recovery_median_s"] = None if median_s is None else round(median_s, 3)
+    return {
+        "is_whole": swept.is_whole,
+        "wall_s": round(swept.wall_s, 3),
+        "trace_hash": swept.trace_hash,
+        "scenarios": scenarios,
+        "coverage": dict(sorted(coverage.items())),
+        "failures": failures,
+    }
+
+
+def write_plot(swept: Swept, path: Path) -> None:
+    """Rounds over seeds, and how soon each kind of fault was recovered from; a PNG."""
+    # matplotlib takes half a second to load, and only this needs it.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.0, 8.0), layout="constrained")
+    FigureCanvasAgg(figure)
+    rounds, recovery = figure.subplots(2, 1)
+    for name, outcomes in swept.outcomes.items():
+        seeds = [one.seed for one in outcomes]
+        rounds.plot(seeds, [one.rounds_sealed for one in outcomes], ".", label=name)
+        broken = [one for one in outcomes if one.violation]
+        rounds.plot(
+            [one.seed for one in broken], [one.rounds_sealed for one in broken], "x", color="red"
+        )
+    rounds.set(xlabel="seed", ylabel="rounds sealed", title="Rounds that list somebody")
+    rounds.legend(fontsize="small")
+    by_kind: dict[str, list[float]] = defaultdict(list)
+    for outcomes in swept.outcomes.values():
+        for one in outcomes:
+            for kind, seconds in one.recoveries:
+                by_kind[kind].append(seconds)
+    kinds = sorted(by_kind)
+    if kinds:
+        recovery.hist([by_kind[kind] for kind in kinds], bins=30, stacked=True, label=kinds)
+        recovery.set_yscale("log")
+        recovery.legend(fontsize="small", ncols=2)
+    recovery.set(
+        xlabel="virtual seconds from the end of a fault to the next sealed round",
+        ylabel="faults",
+        title="Recovery by kind of fault",
+    )
+    figure.savefig(path, dpi=120)
+
+
+# A worker -----------------------------------------------------------------------------------------
+
+
+def work() -> None:
+    """A worker: run the worlds of the lines that come in, a line of JSON out for each.
+
+    The first line holds the scenarios as text, by name; each further one a name and a seed. It ends
+    with its input, so that it never outlives the sweep.
+    """
+    hush()
+    # The sweep itself says what a Ctrl+C means; a traceback of each worker would say nothing.
+    end_at_once_from_now_on()
+    scenarios = _scenarios(json.loads(sys.stdin.readline()))
+    for line in sys.stdin:
+        name, seed = json.loads(line)
+        outcome = run_trial(scenarios[name], seed, is_sharing=shares(seed))
+        sys.stdout.write(json.dumps(outcome.as_json(), separators=(",", ":")) + "\n")
+        sys.stdout.flush()
+
+
+def _scenarios(texts: dict[str, str]) -> dict[str, Scenario]:
+    return {
+        name: scenario_of(tomllib.loads(text), Path(f"{name}.toml")) for name, text in texts.items()
+    }
+
+
+if __name__ == "__main__":
+    work()

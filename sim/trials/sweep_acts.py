@@ -23,11 +23,9 @@ from statistics import median
 from node.reporting.tracing import Adopted, Confirmed, Record
 from protocol.identity import PeerId
 from sim.attacks.acts import KINDS, Act, act_named, acts_of
-from sim.trials.build import build_world
-from sim.trials.outcome import Outcome
 from sim.trials.scenario import overridden, settled
 from sim.trials.scenario_file import read_scenario
-from sim.trials.trial import run_trial
+from sim.trials.trial import Outcome, build_world, run_trial
 
 SIZES = (4, 5, 6, 7, 8, 9)
 """With one liar up to seven, and two of eight and nine."""

@@ -1,26 +1,205 @@
-"""One scenario, one seed: a world is built, played to its end, and judged."""
+"""One scenario, one seed: a world is built, played to its end, and judged; and what came of it."""
 
+import math
+import random
 import time
 import traceback
 from collections import deque
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from node.holdings.states import round_config
 from node.reporting.tracing import Accused, Convicted, Record, Tracer
 from protocol.errors import BarnraiseError
 from protocol.identity import PeerId
+from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
+from sim.attacks import ATTACKS
+from sim.attacks.alone import TOGETHER, Lies, hooks_of, lies_of_worlds
+from sim.attacks.together import Accomplice, Conspiracy
 from sim.checks.invariants import ALL, InvariantBroken
-from sim.trials.build import build_world, device_of, seat_members
 from sim.trials.chaos import WorldChaos
 from sim.trials.expectations import ExpectationBroken, FinalRounds, check_end
 from sim.trials.faults import member_names
-from sim.trials.outcome import Outcome, Violation
 from sim.trials.scenario import Scenario, settled
 from sim.trials.watching import watch
+from sim.world.devices import Device
+from sim.world.nodes import peer_named, signer_named
+from sim.world.toy_run import toy_run
 from sim.world.uncollected import uncollected
+from sim.world.world import World, WorldSettings
 
 if TYPE_CHECKING:
     from protocol.evidence import Evidence
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Violation:
+    """The first promise that was not kept.
+
+    `name` is that of an invariant (I1 to I9), of an expectation, or "error" where the code itself
+    broke. `event` is the number of the world's event at which it showed.
+    """
+
+    name: str
+    text: str
+    at_s: float
+    event: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """`rounds_sealed` rounds listed somebody, `rounds_carried` nobody.
+
+    `loss_last` is the mean loss of the last round trained for, None where nothing real is trained.
+    `banned` counts the convicted without a seat
+    in the last seal, `evidence` is what convicts them, by name and encoded in hexadecimal;
+    `false_bans` counts the honest ones that were accused or convicted. `honest_votes_lost` and
+    `honest_seats_lost` count how often one lost its vote or seat that was in reach all the while.
+    `recoveries` are the virtual seconds from the end of a fault to the next round that is final, by
+    kind of fault; `coverage` counts faults by the phase that their victim was in. `faults_missed`
+    of the `faults` struck nobody, `faults_partial` some of their victims only. `audited_share` is
+    the training that audits ran again, in parts of all that trainers did for rounds of their own;
+    `seats_last` are the seats of the last seal.
+    """
+
+    scenario: str
+    seed: int
+    peers: int = 0
+    rounds_sealed: int = 0
+    rounds_carried: int = 0
+    honest_digests_equal: bool = True
+    loss_last: float | None = None
+    banned: int = 0
+    false_bans: int = 0
+    virtual_s: float = 0.0
+    wall_s: float = 0.0
+    trace_hash: str = ""
+    events: int = 0
+    faults: int = 0
+    faults_missed: int = 0
+    violation: Violation | None = None
+    recoveries: tuple[tuple[str, float], ...] = ()
+    coverage: Mapping[str, int] = field(default_factory=dict)
+    evidence: Mapping[str, str] = field(default_factory=dict)
+    audited_share: float = 0.0
+    seats_last: int = 0
+    faults_partial: int = 0
+    honest_votes_lost: int = 0
+    honest_seats_lost: int = 0
+
+    def as_json(self) -> dict[str, object]:
+        """Its fields as JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, plain: Mapping[str, Any]) -> "Outcome":
+        """Inverse of `as_json`, of what a worker of our own has written."""
+        values = dict(plain)
+        violation = values.pop("violation")
+        recoveries = tuple((str(kind), float(s)) for kind, s in values.pop("recoveries"))
+        return cls(
+            **values,
+            violation=None if violation is None else Violation(**violation),
+            recoveries=recoveries,
+        )
+
+
+# A world ------------------------------------------------------------------------------------------
+
+ADMISSION = AdmissionSpec(puzzle_bits=5, probation=3, ramp=10)
+"""Of open worlds: as by default, with a puzzle that costs no time."""
+
+WAVE_AFTER_S = 5.0
+"""So long after the others a wave of fresh identities starts: behind the first rounds."""
+
+
+def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> World:
+    """The world of a scenario with a seed; nobody has joined. `is_sharing`: see WorldSettings."""
+    luck = random.Random(f"{seed}/scenario/world")
+    link = luck.choice(scenario.links)
+    is_real = luck.random() < scenario.real_signatures
+    names = member_names(scenario.peers[0])
+    members = [signer_named(name).peer_id if is_real else peer_named(name) for name in names]
+    lies = Lies("", 0)
+    if scenario.attack:
+        lies = lies_of_worlds(scenario.attack, len(names), scenario.audits)
+    seated = tuple(members[: len(members) - lies.count] if lies.is_fresh else members)
+    settings = WorldSettings(
+        is_signing_for_real=is_real,
+        is_encoding=luck.random() < scenario.encoding,
+        rare=scenario.rare,
+        trainer="model" if scenario.audits or scenario.learns else "drift",
+        disk=scenario.disk,
+        state_bytes_per_s=scenario.state_bytes_per_s,
+        # Whoever was down at the end finds somebody to hear the last rounds from.
+        linger_s=math.inf,
+        seated=seated if scenario.trust == "open" else (),
+        is_sharing=is_sharing,
+    )
+    manifest = toy_run(
+        members[0],
+        rounds=scenario.rounds,
+        cells=(scenario.cells,) * scenario.fragments,
+        timing=scenario.timing,
+        ends_after_s=scenario.ends_after_s,
+        trust=scenario.trust,
+    )
+    outer = replace(
+        manifest.outer,
+        aggregator=scenario.aggregator,
+        overlap=scenario.lag,
+        topology=scenario.topology,
+    )
+    is_slow = scenario.trust == "open" and "ramp" not in scenario.without
+    manifest = replace(
+        manifest,
+        outer=outer,
+        admission=replace(ADMISSION if is_slow else NO_ADMISSION, seats=scenario.seats),
+        audits=AuditSpec(rate=scenario.audits),
+    )
+    if scenario.audits:
+        # Keys of names are the same in all worlds, and what is drawn follows from keys and run.
+        manifest = replace(manifest, model=replace(manifest.model, seed=seed))
+    bent = _bent(lies, members[len(members) - lies.count :], seed)
+    is_flooded = any(hooks.floods for hooks in bent["liars"].values())
+    settings = replace(settings, costs_time=is_flooded, **bent)
+    return World(manifest, seed=seed, link=link, settings=settings)
+
+
+def _bent(lies: Lies, liars: Sequence[PeerId], seed: int) -> dict[str, Any]:
+    """What bends them, each by itself or all together."""
+    if lies.name not in TOGETHER:
+        return {"liars": {peer: hooks_of(lies.name, seed, liars) for peer in liars}}
+    conspiracy = Conspiracy(ATTACKS[lies.name](), liars)
+    hooks = {peer: Accomplice(lies.name, peer, conspiracy) for peer in liars}
+    return {"liars": hooks, "conspiracy": conspiracy}
+
+
+def device_of(scenario: Scenario, seed: int, name: str) -> Device:
+    """What the node of that name runs on."""
+    luck = random.Random(f"{seed}/scenario/device/{name}")
+    return luck.choice(scenario.devices).device(luck)
+
+
+def seat_members(world: World, scenario: Scenario, seed: int, names: dict[str, PeerId]) -> None:
+    """All members join; the founder waits for them, so that the first round has all."""
+    without = frozenset(scenario.without)
+    config = replace(round_config(world.manifest), without=without)
+    for number, (name, peer) in enumerate(names.items()):
+        is_waiting = number == 0 and not world.settings.seated
+        wait = replace(config, wait_seats=len(names) - 1) if is_waiting else config
+        if peer in world.settings.liars:
+            wait = replace(wait, without=without | {"retract"})  # Who lies on purpose stands by it.
+        join = partial(world.join, peer, config=wait, device=device_of(scenario, seed, name))
+        if world.settings.seated and peer not in world.settings.seated:
+            world.later(WAVE_AFTER_S, join)
+        else:
+            join()
+
+
+# A trial ------------------------------------------------------------------------------------------
 
 LAST_RECORDS = 64
 """So many records before the end are kept, for whoever looks into a failure."""

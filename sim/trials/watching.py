@@ -1,19 +1,17 @@
 """Watches a world: the invariants over its records, and those that look into its nodes."""
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 
 from node.reporting.tracing import Began, Record
 from protocol import events as ev
 from protocol.identity import KeyedHashSigner, PeerId, Signer
 from protocol.messages import Kind
+from sim.checks.accounting import LedgerDisk, Ledgers, OwnRounds
 from sim.checks.bounds import Bounds
-from sim.checks.hearing import Hearing
-from sim.checks.invariants import ALL, Circumstances, InvariantBroken, Invariants
-from sim.checks.keeping import Keeping
-from sim.checks.leaving import LeavingCheck
+from sim.checks.invariants import ALL, Circumstances, Invariants, raise_first
+from sim.checks.keeping import Hearing, Keeping
+from sim.checks.leaks import LeavingCheck
 from sim.checks.progress import ProgressCheck
-from sim.checks.receipts import LedgerDisk, Ledgers, OwnRounds
 from sim.checks.reference import Reference
 from sim.world.assembly import genesis_of
 from sim.world.nodes import signer_named
@@ -23,7 +21,7 @@ from sim.world.world import SimNode, World
 class Checks:
     """All that is checked in one world. Made by `watch`."""
 
-    def __init__(self, world: World, names: frozenset[str], circumstances: Circumstances) -> None:
+    def __init__(self, world: World, names: frozenset[str]) -> None:
         self._world = world
         self._names = names
         self._record: Record | None = None
@@ -32,7 +30,7 @@ class Checks:
             signer=_verifier(world),
             names=names,
             # In a world progress is measured by what is known of it, not by who says something.
-            circumstances=replace(circumstances, is_world=True, may_skip=world.settings.rare > 0.0),
+            circumstances=Circumstances(is_world=True, may_skip=world.settings.rare > 0.0),
         )
         history = self.records.history
         self.reference = Reference(history, world)
@@ -60,25 +58,25 @@ class Checks:
         self.records.saw(record)
         self._own_rounds.saw(record)
         if "I2" in self._names and isinstance(record, self.reference.kinds):
-            self._raise_first("I2", self.reference.saw(record))
+            raise_first("I2", self.reference.saw(record), self._record)
         if "I6" in self._names and isinstance(record, self.hearing.kinds):
-            self._raise_first("I6", self.hearing.saw(record))
+            raise_first("I6", self.hearing.saw(record), self._record)
         if isinstance(record, self.keeping.kinds):
             found = tuple(self.keeping.saw(record))
             if "I9" in self._names:
-                self._raise_first("I9", found)
+                raise_first("I9", found, self._record)
         if isinstance(record, Began):
             node = self._world.nodes[record.peer]
             self._unseen[record.peer] = node
             if record.is_lost:
                 self.progress.lost(record.peer)
             if "I8" in self._names:
-                self._raise_first("I8", self.leaving.began(node))
+                raise_first("I8", self.leaving.began(node), self._record)
 
     def asked(self, world: World, node: SimNode, action: ev.CoreAction | None) -> None:
         """A trigger of the world."""
         del world
-        self._raise_first("I8", self.leaving.asked(node, action))
+        raise_first("I8", self.leaving.asked(node, action), self._record)
 
     def looked(self, node: SimNode) -> None:
         """A node is through with an event."""
@@ -87,30 +85,30 @@ class Checks:
         if self._unseen and self._unseen.get(node.peer) is node:
             del self._unseen[node.peer]
             if "I1" in self._names:
-                self._raise_first("I1", self._forgotten(node))
+                raise_first("I1", self._forgotten(node), self._record)
         # All look now and then, and most events of a world are not the time for it.
         if self._watches_progress and self._world.now_s >= self.progress.look_s:
-            self._raise_first("I4", self.progress.look())
+            raise_first("I4", self.progress.look(), self._record)
         if self._world.now_s >= self.hearing.look_s:
             self.hearing.look()
         if self._counts and self._world.events >= self.bounds.next_look:
-            self._raise_first("I7", self.bounds.look(node))
+            raise_first("I7", self.bounds.look(node), self._record)
 
     def finish(self) -> None:
         """The world stands still. Raises InvariantBroken where that breaks a promise."""
         self._record = None
         self.records.finish()
         if "I2" in self._names:
-            self._raise_first("I2", self.reference.finish())
+            raise_first("I2", self.reference.finish(), self._record)
         if "I5" in self._names:
             ledgers: dict[bytes, Ledgers] = {}
             for _, node in sorted(self._world.nodes.items()):
-                self._raise_first("I5", self._receipts(node, ledgers))
+                raise_first("I5", self._receipts(node, ledgers), self._record)
         if "I7" in self._names:
             for _, node in sorted(self._world.nodes.items()):
-                self._raise_first("I7", self.bounds.look(node))
+                raise_first("I7", self.bounds.look(node), self._record)
         if "I8" in self._names:
-            self._raise_first("I8", self.leaving.finish())
+            raise_first("I8", self.leaving.finish(), self._record)
 
     def _receipts(self, node: SimNode, ledgers: dict[bytes, Ledgers]) -> Iterator[str]:
         """I5: what a node keeps of the run adds up to it. Of one that is down nothing is asked."""
@@ -140,10 +138,6 @@ class Checks:
             if view.ballots.find(digest) is None:
                 yield f"comes back and has forgotten its {Kind(slot.kind).name} of this round"
 
-    def _raise_first(self, name: str, found: Iterable[str]) -> None:
-        for text in found:
-            raise InvariantBroken(name, text, self._record)
-
 
 def _verifier(world: World) -> Signer:
     """By the rules of the world's own signers; it signs nothing."""
@@ -152,17 +146,12 @@ def _verifier(world: World) -> Signer:
     return KeyedHashSigner(world.manifest.founder)
 
 
-def watch(
-    world: World,
-    names: frozenset[str] = ALL,
-    *,
-    circumstances: Circumstances | None = None,
-) -> Checks:
+def watch(world: World, names: frozenset[str] = ALL) -> Checks:
     """Check these invariants after every event of a world, from now on.
 
     The object that is returned has to be told when it is over, with `finish`.
     """
-    checks = Checks(world, names, circumstances or Circumstances())
+    checks = Checks(world, names)
     world.tracers.append(checks.saw)
     world.looks.append(checks.looked)
     if "I8" in names and world.settings.is_signing_for_real:

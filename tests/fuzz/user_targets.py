@@ -30,8 +30,7 @@ from protocol.invitations import check_credential, decode_credential, sign_token
 from protocol.manifest import sign_manifest
 from protocol.wire import encode
 from sim.trials.scenario import settled
-from sim.trials.scenario_file import read_scenario, read_scenario_file
-from sim.trials.scenario_text import scenario_text
+from sim.trials.scenario_file import read_scenario, read_scenario_file, scenario_text
 from tests.dht.reaching.test_circuits import WORDS
 from tests.dht.reaching.test_dial_back import CHECKS
 from tests.dht.reaching.test_punching import SIGNALS

@@ -10,10 +10,10 @@ from node.status.records import SUSPICION_USE, PeerTable, from_plain
 from node.status.snapshot import snapshot
 from node.status.tables import draw_peers, draw_status
 from protocol.identity import peer_id_text
-from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
 from sim.trials.scenario import overridden, settled
 from sim.trials.scenario_file import read_scenario
+from sim.trials.trial import build_world, seat_members
 from tests.node.status_scene import sources_of
 
 PEERS, ROUNDS = 5, 6

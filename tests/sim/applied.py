@@ -6,7 +6,7 @@ import numpy as np
 
 from node.reporting.tracing import Adopted, Record, Signed
 from protocol.messages import Commit, Kind, SealValue, decode_body
-from sim.checks.arithmetic import aggregate, slices_after
+from sim.checks.reference import aggregate, slices_after
 from tests.sim.worlds import WatchedWorld
 from training.compression import make_codec
 

@@ -14,7 +14,7 @@ from protocol.rounds import branches, overlap
 from protocol.rounds import branches as branch_tree
 from protocol.rounds.branches import Opening, Position
 from protocol.rounds.roster import has_quorum
-from sim.exploration import branch_seals
+from sim.exploration import branches as explored
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def drift_inside_the_commit() -> Iterator[None]:
 
         return contribution_root
 
-    with _instead(branch_seals, "contribution_root", loosen):
+    with _instead(explored, "contribution_root", loosen):
         yield
 
 

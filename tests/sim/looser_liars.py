@@ -11,7 +11,7 @@ import protocol.rounds.ballots
 import protocol.rounds.proposal
 import protocol.rounds.roster
 import protocol.rounds.round_machine
-import sim.exploration.post
+import sim.exploration.table
 from protocol.messages import Body, Commit, SignedMessage
 from protocol.rounds import supply
 from protocol.rounds.ballots import BallotEntry, Ballots, Filed
@@ -36,7 +36,7 @@ def friends_quorum() -> Iterator[None]:
 
     with (
         mock.patch.object(protocol.rounds.ballots, "has_quorum", majority),
-        mock.patch.object(sim.exploration.post, "has_quorum", majority),
+        mock.patch.object(sim.exploration.table, "has_quorum", majority),
     ):
         yield
 

@@ -20,8 +20,7 @@ from protocol.rounds.branches import Lock, Position, Tree
 from protocol.rounds.roster import has_quorum
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundView
-from sim.exploration.branch_moves import BranchSpan
-from sim.exploration.running_branches import RunningBranches
+from sim.exploration.running_branches import BranchSpan, RunningBranches
 
 Loosened = AbstractContextManager[Any]
 

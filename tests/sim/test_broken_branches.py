@@ -16,10 +16,9 @@ from protocol.rounds.branches import Opening, Position
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundView
 from protocol.rounds.standing import Reach, Standing
-from sim.trials.outcome import Violation
 from sim.trials.scenario import Scenario
 from sim.trials.scenario_file import read_scenario_file
-from sim.trials.trial import run_trial
+from sim.trials.trial import Violation, run_trial
 
 SCENARIOS = Path(__file__).parents[2] / "sim" / "scenarios"
 SEEDS_MAX = 50

@@ -19,13 +19,13 @@ from protocol.grid import cell_root
 from protocol.identity import KeyedHashSigner
 from protocol.messages import Interval, Kind, NewAttempt, Roster
 from protocol.rounds import roster as rosters
-from sim.checks import accounting, arithmetic, reference
+from sim.checks import accounting, reference
+from sim.checks import reference as arithmetic
 from sim.checks.forks import Forks
 from sim.checks.history import Electorate, History
 from sim.checks.invariants import Circumstances, InvariantBroken
 from sim.checks.leaks import Needles
-from sim.checks.stalls import Stalls, seal_within_s
-from sim.checks.traces import merge_traces
+from sim.checks.traces import Stalls, merge_traces, seal_within_s
 from sim.trials.watching import watch
 from sim.world.world import World
 from tests.node.builders import Voice, head_of, peers_named, seat

@@ -8,7 +8,7 @@ import pytest
 from protocol.messages import SealCertificate
 from protocol.rounds.chain import genesis
 from protocol.wire import decode, encode
-from sim.checks.receipts import LedgerDisk, Ledgers
+from sim.checks.accounting import LedgerDisk, Ledgers
 from tests.node.ledger_run import FOUNDER, LATE, ROUNDS, SECOND, manifest, peer, played
 
 EVERYBODY = {FOUNDER: range(1, ROUNDS), SECOND: range(1, ROUNDS), LATE: ()}

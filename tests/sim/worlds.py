@@ -9,7 +9,7 @@ from node.reporting.tracing import Adopted, Confirmed, Record
 from protocol import events as ev
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from sim.checks.invariants import ALL, Circumstances
+from sim.checks.invariants import ALL
 from sim.trials.watching import watch
 from sim.world.devices import Device
 from sim.world.edge import Edge
@@ -43,7 +43,7 @@ class WatchedWorld(World):
         # Who was down at the end of the run is to find somebody.
         settings = settings or WorldSettings(linger_s=math.inf)
         super().__init__(manifest, seed=seed, link=link, device=device, settings=settings)
-        self.checks = watch(self, self.checked, circumstances=Circumstances())
+        self.checks = watch(self, self.checked)
         self.tracers.append(self._note)
         self.listed: dict[int, tuple[PeerId, ...]] = {}
         """By round: whom its seal lists."""

@@ -16,7 +16,7 @@ from protocol.errors import LedgerError
 from protocol.messages import Commit, SealCertificate, decode_body
 from protocol.rounds.chain import genesis
 from protocol.wire import decode, encode
-from sim.checks.receipts import check_receipts
+from sim.checks.accounting import check_receipts
 from sim.world.files import SimFiles
 from tests.node.journal_history import Operations, PowerCut, fates_of
 from tests.node.ledger_run import (

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from protocol.identity import PeerId
-from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
 from sim.trials.scenario import overridden, settled
 from sim.trials.scenario_file import read_scenario
+from sim.trials.trial import build_world, seat_members
 
 PEERS, ROUNDS = 6, 7
 STRANGER = PeerId(bytes([9]) * 32)

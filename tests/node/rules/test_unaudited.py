@@ -12,7 +12,7 @@ from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
 from protocol.messages import Roster, Work
 from protocol.rounds.ramp import answerable, capped, unaudited, weighed
-from sim.checks.earning import capped_weights, num_parts
+from sim.checks.seating import capped_weights, num_parts
 from tests.node.builders import commit_body, head_of, peers_named, roster_of
 
 PEERS = peers_named(12)

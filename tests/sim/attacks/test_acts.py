@@ -16,12 +16,11 @@ from sim.attacks import ATTACKS
 from sim.attacks.acts import DEADLINES, KINDS, MESSAGES, VICTIMS, Acting, act_named, acts_of
 from sim.attacks.alone import hooks_of, lies_named
 from sim.attacks.insider import Bender
-from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
 from sim.trials.scenario import overridden, settled
 from sim.trials.scenario_file import read_scenario
 from sim.trials.sweep_acts import SIZES, ActCase, judged
-from sim.trials.trial import run_trial
+from sim.trials.trial import build_world, run_trial, seat_members
 from sim.world.nodes import SimNode
 from tests.protocol import vectors
 

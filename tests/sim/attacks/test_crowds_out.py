@@ -4,10 +4,10 @@ import pytest
 
 from protocol import limits
 from protocol.identity import PeerId
-from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
 from sim.trials.scenario import overridden, settled
 from sim.trials.scenario_file import read_scenario
+from sim.trials.trial import build_world, seat_members
 from sim.world.world import World
 
 PEERS, ROUNDS = 6, 14

@@ -5,10 +5,9 @@ from dataclasses import replace
 import pytest
 
 from protocol.errors import ConfigError
-from sim.trials.outcome import Outcome
 from sim.trials.scenario import Scenario, overridden
 from sim.trials.scenario_file import read_scenario
-from sim.trials.trial import run_trial
+from sim.trials.trial import Outcome, run_trial
 from tests.sim.trials.scenarios import scenario
 
 ROUNDS = 6

@@ -11,10 +11,10 @@ from protocol.gossiping.quotas import Rate
 from protocol.messages import Kind
 from protocol.rounds.round_view import RoundView
 from sim.attacks.flooding import FLOODS, Flood
-from sim.trials.build import build_world, seat_members
 from sim.trials.faults import member_names
 from sim.trials.scenario import Scenario, overridden, settled
 from sim.trials.scenario_file import read_scenario
+from sim.trials.trial import build_world, seat_members
 from sim.world.world import World
 
 PEERS, SEED = 5, 3

@@ -6,10 +6,9 @@ from itertools import pairwise
 import pytest
 
 from node.reporting.tracing import Adopted, Record
-from sim.trials.outcome import Outcome
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
-from sim.trials.trial import run_trial
+from sim.trials.trial import Outcome, run_trial
 
 PEERS, ROUNDS = 5, 8
 

@@ -10,11 +10,10 @@ from node.reporting.tracing import Adopted, Record, Signed
 from protocol.identity import PeerId
 from protocol.messages import Kind
 from protocol.rounds import roster as rosters
-from sim.trials.build import build_world
 from sim.trials.faults import member_names
 from sim.trials.scenario import overridden, settled
 from sim.trials.scenario_file import read_scenario
-from sim.trials.trial import run_trial
+from sim.trials.trial import build_world, run_trial
 
 PEERS, ROUNDS = 7, 12
 

@@ -2,10 +2,9 @@
 
 from dataclasses import replace
 
-from sim.trials.outcome import Outcome
 from sim.trials.scenario import Scenario, overridden
 from sim.trials.scenario_file import read_scenario
-from sim.trials.trial import run_trial
+from sim.trials.trial import Outcome, run_trial
 
 ROUNDS = 4
 

@@ -9,11 +9,9 @@ import pytest
 from protocol.rounds import ramp
 from sim.attacks.alone import lies_named
 from sim.local.weights import weights_of
-from sim.trials.build import build_world
-from sim.trials.outcome import Outcome
 from sim.trials.scenario import Scenario, overridden, settled
 from sim.trials.scenario_file import read_scenario
-from sim.trials.trial import run_trial
+from sim.trials.trial import Outcome, build_world, run_trial
 
 PEERS, ROUNDS = 10, 10
 

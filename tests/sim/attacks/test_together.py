@@ -19,11 +19,10 @@ from sim.local.local_node import LocalNode
 from sim.local.options import LocalOptions
 from sim.local.sharing_liar import SharingLiar
 from sim.robustness.cases import limit_of
-from sim.trials.outcome import Outcome
 from sim.trials.playing import play
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
-from sim.trials.trial import run_trial
+from sim.trials.trial import Outcome, run_trial
 from tests.node.builders import peers_named, toy_manifest
 
 

@@ -9,10 +9,9 @@ from protocol.entry_kinds import Accusation
 from protocol.evidence import Evidence
 from protocol.wire import decode
 from sim.attacks.lying_auditor import FindsWrong
-from sim.trials.outcome import Outcome
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
-from sim.trials.trial import run_trial
+from sim.trials.trial import Outcome, run_trial
 
 ROUNDS = 9
 
@@ -124,7 +123,7 @@ def uncapped(seed: int, **changes) -> Outcome:
     """Where all weigh what their tokens do, in the rules and in what checks them (I2)."""
     with (
         patch("protocol.rounds.ramp.capped", lambda rows, those, law: list(rows)),
-        patch("sim.checks.earning.capped_weights", lambda named, weights, *_: weights),
+        patch("sim.checks.seating.capped_weights", lambda named, weights, *_: weights),
     ):
         return lone(seed, **changes)
 

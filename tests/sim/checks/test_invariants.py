@@ -15,7 +15,7 @@ from protocol.messages import (
     Vote,
 )
 from sim.checks.invariants import Circumstances
-from sim.checks.usage import Usage
+from sim.checks.traces import Usage
 from tests.sim.recorded import (
     ROUNDS,
     body_of,

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 
 from protocol.messages import Seal, decode_message
-from sim.exploration.branch_cases import RUNNING, RUNNING_IN_FLIGHT, RUNNING_LARGE, UNLIKE
-from sim.exploration.branch_moves import BranchSpan
-from sim.exploration.copies import fork
+from sim.exploration.cases import RUNNING, RUNNING_IN_FLIGHT, RUNNING_LARGE, UNLIKE
 from sim.exploration.explorer import Bound, explore, walk
-from sim.exploration.running_branches import RunningBranches
+from sim.exploration.peers import fork
+from sim.exploration.running_branches import BranchSpan, RunningBranches
 from tests.sim import looser_running as looser
 
 STATES = {

@@ -11,16 +11,13 @@ import pytest
 import protocol.rounds.agreement
 import protocol.rounds.proposal
 from protocol.messages import Kind
-from sim.exploration.agreement import Agreement, AgreementScope
-from sim.exploration.cases import ALONE, cases
-from sim.exploration.copies import fork
+from sim.exploration.agreement import Agreement, AgreementScope, Losses, Supply
+from sim.exploration.cases import ALONE, cases, row_of, run_case
 from sim.exploration.explorer import Bound, Later, explore, walk
-from sim.exploration.leaving import LeavingModel
+from sim.exploration.peers import fork
+from sim.exploration.rosters import LeavingModel, Windows
 from sim.exploration.rounds import Rounds, Span
-from sim.exploration.run import row_of, run_case
-from sim.exploration.supply import Losses, Supply
 from sim.exploration.waking import Waking
-from sim.exploration.windows import Windows
 
 
 class Grid:
@@ -192,7 +189,7 @@ class Unreduced(Agreement):
                     options = range(len(self._options))
                     deeds += [("hear", self._haves[option, view.attempt]) for option in options]
             for deed in deeds:
-                yield self._after(state, seat, str(deed), (deed,))
+                yield from self._after(state, seat, str(deed), (deed,))
 
 
 def decisions(model) -> tuple[set[frozenset[bytes]], int]:
@@ -286,7 +283,7 @@ def test_command_explores_one_part_and_says_what_it_has_seen():
         [
             sys.executable,
             "-m",
-            "sim.exploration.explorer",
+            "sim.explorer",
             "1 voter, 4 attempts",
             "--states",
             "200",

@@ -12,8 +12,7 @@ from protocol.core.node_core import NodeCore
 from protocol.identity import KeyedHashSigner
 from protocol.rounds.restart import Restart
 from protocol.rounds.round_machine import RoundMachine
-from sim.exploration.copies import fork, key_of
-from sim.exploration.peers import IGNORED
+from sim.exploration.peers import IGNORED, fork, key_of
 from tests.node.builders import CONFIG, head_of, machine_of, peers_named, toy_manifest
 from tests.node.soup import Soup
 

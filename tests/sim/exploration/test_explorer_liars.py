@@ -7,8 +7,7 @@ import pytest
 
 from sim.exploration.cases import LIARS, LIARS_WALK
 from sim.exploration.explorer import Bound, Exploration, Later, explore, walk
-from sim.exploration.liars import Lying
-from sim.exploration.lies import LiarScope
+from sim.exploration.liars import LiarScope, Lying
 from tests.sim import looser_liars as looser
 
 TWO_SEALS = "S1: two values are final in one round"

@@ -6,14 +6,15 @@ a trace that the shipped rules allow as well; what is found from there is shorte
 
 import pytest
 
-from sim.exploration.agreement import Agreement, AgreementScope
+from protocol.frames import Bulk
+from protocol.messages import Seal
+from sim.exploration.agreement import Agreement, AgreementScope, Losses, Supply
 from sim.exploration.cases import LAGGARD
 from sim.exploration.explorer import Bound, Exploration, Later, explore
-from sim.exploration.leaving import LeavingModel
+from sim.exploration.machines import holds
+from sim.exploration.rosters import LeavingModel, Windows
 from sim.exploration.rounds import Rounds, Span
-from sim.exploration.supply import Losses, Supply
 from sim.exploration.waking import Waking
-from sim.exploration.windows import Windows
 from tests.sim import looser
 
 PROMISES = {"rules": False}
@@ -168,9 +169,30 @@ def test_12_lost_disk_that_asks_only_a_quorum_signs_twice_in_one_slot():
     assert found.trace[0] == "B hears that C is in round 1"
 
 
+class StrictSupply(Supply):
+    """S2 to the letter: every listed part of a sealed round is with somebody alive."""
+
+    def check(self, state):
+        facts = self.post.facts(state.sent)
+        final = facts.final.get(self.table.head.value.digest, set())
+        for (_, _, value), seals in facts.seals.items():
+            body = seals[0].body
+            assert isinstance(body, Seal)
+            commits = self.listed(state, body.list_digest) if value in final else ()
+            living = self._living(state)
+            if any(not any(holds(p, Bulk.PART, commit, 0) for p in living) for commit in commits):
+                return "S2 to the letter: sealed, and nobody alive has a listed part"
+        return state.wrong
+
+    def listed(self, state, digest):
+        views = [self.peers.states[number].machine.view for number in state.peers]
+        bodies = [view.ballots.list_of(digest) for view in views]
+        return next((body.commits for body in bodies if body is not None), ())
+
+
 def test_14_listed_bytes_may_die_with_their_sender_and_the_round_goes_on():
     """Not harm but how it is: the result is alive, the bytes that were summed are not."""
-    strict = Supply(AgreementScope(voters=3, attempts=1), Losses(deaths=1, strict=True))
+    strict = StrictSupply(AgreementScope(voters=3, attempts=1), Losses(deaths=1))
     found = explore(strict, Bound(states=3000))
     assert found.violation.startswith("S2 to the letter")
     assert found.trace[-1] == "A dies"

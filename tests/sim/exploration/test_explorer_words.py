@@ -5,7 +5,7 @@ import pytest
 
 from sim.exploration.cases import WORDS
 from sim.exploration.explorer import Bound, explore
-from sim.exploration.words import Words
+from sim.exploration.rosters import Words
 from tests.sim import looser_omissions as looser
 
 LOSES_SEAT = "I9: an honest voter loses its seat"
@@ -14,7 +14,7 @@ LOSES_VOTE = "I9: an honest voter loses its vote"
 
 @pytest.mark.parametrize("name", WORDS)
 def test_one_liar_takes_no_seat_and_no_vote_by_what_it_says_of_others(name):
-    result = explore(Words(**WORDS[name]), Bound(states=200_000))
+    result = explore(WORDS[name](), Bound(states=200_000))
     assert (result.outcome, result.violation) == ("exhausted", ""), result.trace
     assert result.transitions > 500
 

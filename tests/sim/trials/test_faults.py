@@ -6,8 +6,7 @@ import pytest
 
 from node.reporting.tracing import Record, Signed
 from protocol.messages import Kind
-from sim.trials.blows import BLOWS, Blow, Members
-from sim.trials.build import build_world
+from sim.trials.chaos import BLOWS, IN_EVERY_RUN, PHASES, Blow, Members
 from sim.trials.faults import (
     KINDS,
     Rule,
@@ -16,9 +15,8 @@ from sim.trials.faults import (
     draw_timetable,
     member_names,
 )
-from sim.trials.phases import IN_EVERY_RUN, PHASES
 from sim.trials.scenario import settled
-from sim.trials.trial import play
+from sim.trials.trial import build_world, play
 from tests.sim.trials.scenarios import with_faults
 
 RULES = [

@@ -7,8 +7,12 @@ import pytest
 from protocol.errors import ConfigError
 from sim.attacks.alone import NEEDS_AUDITS
 from sim.trials.scenario import NOT_YET, overridden, settled
-from sim.trials.scenario_file import read_scenario, shipped_scenarios
-from sim.trials.scenario_text import scenario_digest, scenario_text
+from sim.trials.scenario_file import (
+    read_scenario,
+    scenario_digest,
+    scenario_text,
+    shipped_scenarios,
+)
 from tests.sim.trials.scenarios import scenario
 
 SHIPPED = shipped_scenarios()

@@ -11,10 +11,9 @@ import pytest
 from node.holdings import journal
 from node.holdings.journal import FileJournal
 from node.reporting.tracing import Adopted, Record
-from sim.trials.outcome import Outcome
 from sim.trials.scenario import settled
 from sim.trials.scenario_file import read_scenario
-from sim.trials.trial import LAST_RECORDS, play, run_trial
+from sim.trials.trial import LAST_RECORDS, Outcome, play, run_trial
 from tests.sim.trials.scenarios import scenario, with_faults
 
 KEYS = {

@@ -7,8 +7,7 @@ import pytest
 
 from node.holdings.shard_store import ShardStore
 from protocol.errors import DecodeError
-from sim.trials.build import build_world
-from sim.trials.trial import run_trial
+from sim.trials.trial import build_world, run_trial
 from sim.world.sharing import UNSHARED_EACH, Shared, SharedStore, shares
 from sim.world.world import World
 from tests.node.cells.test_shard_store import LIST, MANIFEST, contribution, filled, vector

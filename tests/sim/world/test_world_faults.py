@@ -7,8 +7,8 @@ import pytest
 from protocol import events as ev
 from protocol.identity import PeerId
 from protocol.rounds.reducers import slices
-from sim.trials import phases
-from sim.trials.phases import Phase
+from sim.trials import chaos as phases
+from sim.trials.chaos import Phase
 from sim.world.links import Link
 from sim.world.world import SimNode, World, peer_named
 from tests.node.builders import peers_named

@@ -12,7 +12,7 @@ import pytest
 from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.messages import Kind, SealValue
-from sim.trials.phases import PHASES
+from sim.trials.chaos import PHASES
 from sim.trials.scenario_file import shipped_scenarios
 from sim.trials.trial import run_trial
 from sim.world.world import SimNode, World, WorldSettings

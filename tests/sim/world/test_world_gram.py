@@ -11,7 +11,7 @@ import pytest
 from protocol import events as ev
 from protocol.messages import Kind
 from sim.checks.invariants import InvariantBroken
-from sim.trials.phases import PHASES
+from sim.trials.chaos import PHASES
 from sim.world.world import SimNode, World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 from tests.sim.world.test_world_faults import VICTIM_ROUND

@@ -1,18 +1,130 @@
-"""L1: from wherever a search has come, do the living make the round final once all goes well?
+"""What all models of running machines have in common: their states, what a deed leads to, and L1.
 
-All who live reach each other at once, know who is dead, and answer what they are asked; time
+L1 asks whether the living make the round final once all goes well, from wherever a search has come:
+all who live reach each other at once, know who is dead, and answer what they are asked; time
 passes. The machines are forks of the shipped ones: nothing here decides for them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind
 from protocol.rounds.round_view import RoundView
-from sim.exploration.peers import MachinePeer
-from sim.exploration.table import Table
+from sim.exploration.explorer import Model
+from sim.exploration.peers import Deed, Effect, MachinePeer, Peers
+from sim.exploration.table import Post, Table
+
+
+class MachinesState(NamedTuple):
+    """Each peer by number, all messages sent, what may still happen, and what is wrong.
+
+    `dead` is a bit mask over the peers. Where links change, `links` gives each peer its side.
+    """
+
+    peers: tuple[int, ...]
+    sent: int
+    restarts: int = 0
+    sleeps: int = 0
+    disks: int = 0
+    wrong: str = ""
+    dead: int = 0
+    links: tuple[int, ...] = ()
+    changes: int = 0
+
+
+Moves = Iterator[tuple[str, MachinesState]]
+
+
+class Machines(Model[MachinesState]):
+    """The frame of the models. Safety is asked of every state, L1 of every `every`-th, 0 for none.
+
+    Where `rules` are not asked for, of the signatures only S1 and S3 are; `ready` are messages that
+    lie there beside those that were sent.
+    """
+
+    ready = 0
+    keeps_idle = False
+    """Whether a deed that changes nothing is a move all the same."""
+    loses_results = False
+    """Whether a peer may lose its results alone, when it restarts."""
+    adopts = ""
+    """What is said of a move by which somebody adopts a round."""
+
+    def __init__(self, table: Table, post: Post, peers: Peers, *, every: int, rules: bool) -> None:
+        self.table, self.post, self.peers = table, post, peers
+        self._every, self._rules, self._asked = every, rules, 0
+
+    def check(self, state: MachinesState) -> str:
+        """What a move found to be wrong, and where it is asked for, that a good run seals."""
+        self._asked += 1
+        if state.wrong or not self._every or self._asked % self._every:
+            return state.wrong
+        return self.fails_to_finish(state)
+
+    def fails_to_finish(self, state: MachinesState) -> str:
+        """L1: why the living do not seal in a good run from here; empty if they do."""
+        raise NotImplementedError
+
+    def _after(self, state: MachinesState, seat: int, label: str, deeds: tuple[Deed, ...]) -> Moves:
+        """The state after deeds to one peer; the label also says what it signed."""
+        done = self._do(state, seat, deeds)
+        if done is None:
+            return
+        number, effect = done
+        numbers = (*state.peers[:seat], number, *state.peers[seat + 1 :])
+        sent = self.post.add(state.sent, effect.sent)
+        wrong = effect.broken or self._wrong_signature(state, effect)
+        following = state._replace(peers=numbers, sent=sent)
+        following = following._replace(wrong=wrong or self._wrong_step(following, seat, effect))
+        words = label + (self.adopts if effect.adopted else "")
+        said = self.table.said(self.post.letters[number] for number in effect.sent)
+        yield f"{words}: {said}" if said else words, following
+
+    def _do(
+        self, state: MachinesState, seat: int, deeds: tuple[Deed, ...]
+    ) -> tuple[int, Effect] | None:
+        """What the deeds lead to; None if nothing has changed, and that is no move."""
+        number, effect = self.peers.do(state.peers[seat], deeds)
+        is_idle = number == state.peers[seat] and not (effect.broken or self.keeps_idle)
+        return None if is_idle else (number, effect)
+
+    def _wrong_signature(self, state: MachinesState, effect: Effect) -> str:
+        wrong = self.post.wrong(state.sent | self.ready, effect.sent)
+        return wrong if self._rules or wrong.startswith(("S1", "S3")) else ""
+
+    def _wrong_step(self, state: MachinesState, seat: int, effect: Effect) -> str:
+        """What else is wrong with what one peer has done on its way to that state."""
+        if not effect.adopted:
+            return ""
+        found: dict[int, bytes] = {}
+        for number in state.peers:
+            for certificate in self.peers.states[number].chain:
+                value = certificate.value
+                if found.setdefault(value.round, value.digest) != value.digest:
+                    return "S1: two peers have adopted different seals of one round"
+        return ""
+
+    def _mishaps(self, state: MachinesState, seat: int, name: str) -> Moves:
+        """It is killed, freezes, or loses its disk."""
+        fewer = state._replace(restarts=state.restarts - 1)
+        slept = state._replace(sleeps=state.sleeps - 1)
+        replaced = state._replace(disks=state.disks - 1)
+        if state.restarts:
+            yield from self._after(fewer, seat, f"{name} is killed and restarts", (("restart",),))
+            if self.loses_results and self.peers.states[state.peers[seat]].results:
+                label = f"{name} restarts without its results"
+                yield from self._after(fewer, seat, label, (("restart", "no results"),))
+        if state.sleeps:
+            yield from self._after(slept, seat, f"{name} freezes and wakes", (("wake",),))
+        if state.disks:
+            label = f"{name} loses its disk and restarts"
+            yield from self._after(replaced, seat, label, (("lost disk",),))
+
+
+# A good run ---------------------------------------------------------------------------------------
 
 STEPS_MAX = 600
 STEP_MIN_S = 0.5
@@ -103,7 +215,7 @@ class GoodRun:
 
     def _tell_all(self, source: MachinePeer, target: MachinePeer) -> bool:
         moved = False
-        for view in _views(source):
+        for view in source.machine.views:
             for message in list(view.ballots.messages()):
                 mine = target.machine.view
                 if view.basis == mine.basis and mine.ballots.find(message.digest) is None:
@@ -167,14 +279,20 @@ class GoodRun:
         return moved
 
 
-def _views(peer: MachinePeer) -> list[RoundView]:
-    machine = peer.machine
-    return list(machine.views)
-
-
 def holds(peer: MachinePeer, bulk: Bulk, subject: bytes, cell: int) -> bool:
     """Whether a peer has a cell of a part or a result, of this round or the one before."""
     return any(
         cell in (view.parts if bulk is Bulk.PART else view.results).get(subject, ())
-        for view in _views(peer)
+        for view in peer.machine.views
     )
+
+
+def parts_due(
+    view: RoundView, givers: Sequence[MachinePeer]
+) -> Iterator[tuple[PeerId, bytes, int]]:
+    """Sender, COMMIT and cell of the parts that a peer sums, has not, and somebody has."""
+    for piece in view.own_slices():
+        for sender, commit, _ in view.commits():
+            for cell in view.missing_parts(commit, piece):
+                if any(holds(giver, Bulk.PART, commit, cell) for giver in givers):
+                    yield sender, commit, cell
