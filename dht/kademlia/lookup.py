@@ -208,6 +208,14 @@ class Lookup:
         candidate.state = _State.FAILED
         return self._advance(now_s)
 
+    def asked(self, peer: PeerId, since_s: float) -> None:
+        """The query of `peer` is on its way since then; infinity while its dial waits."""
+        candidate = self._pending.get(peer)
+        if candidate is not None:
+            candidate.asked_s = since_s
+            if candidate.pages == 1:
+                candidate.began_s = since_s
+
     def tick(self, now_s: float) -> list[Query]:
         """Time has passed; call it at `deadline_s` at the latest."""
         return [] if self.is_done else self._advance(now_s)

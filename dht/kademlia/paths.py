@@ -90,6 +90,10 @@ class Search:
             asked = path.failed(peer, now_s)
         return self._noted({path: asked} | self._turns(path, asked, now_s))
 
+    def asked(self, peer: PeerId, since_s: float) -> None:
+        """See `Lookup.asked`."""
+        self._path_of[peer].asked(peer, since_s)
+
     def tick(self, now_s: float) -> list[Query]:
         """Time has passed; call it at `deadline_s` at the latest."""
         if self.is_done:

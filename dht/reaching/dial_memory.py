@@ -1,4 +1,4 @@
-"""Which addresses were dialled of late, and when each may be dialled again. Pure.
+"""Which addresses were dialled of late, and when each may be dialled again. All but `pace` is pure.
 
 Anybody can say in the directory that somebody listens anywhere, under as many names as he likes.
 So what is remembered hangs on the address and its host, and not on the peer whose it is said to be:
@@ -10,9 +10,13 @@ from collections import OrderedDict
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+import trio
+
 from dht.reaching.circuits import first_hop, is_public, parse_circuit
+from dht.reaching.dial_turns import DialTurns, TurnWish
 from dht.reaching.gone import host_and_port
 from protocol.identity import PeerId
+from protocol.transport import Pace
 
 STRANGE_S = 60.0
 """An address that has never answered is not dialled again for so long, whoever names it."""
@@ -49,6 +53,7 @@ class DialMemory:
     """What became of the dials of one node, by address and by host."""
 
     def __init__(self) -> None:
+        self.turns = DialTurns()
         self._tried: OrderedDict[str, _Tried] = OrderedDict()
         self._hosts: OrderedDict[str, _DialledHost] = OrderedDict()
 
@@ -92,8 +97,31 @@ class DialMemory:
         if not (is_trusted or tried.has_answered):
             self._count(place, now_s)
 
+    def pace(self, patience: trio.CancelScope, wish: TurnWish) -> Pace:
+        """Has each address of a dial wait for its turn; the clock of `patience` stands then."""
+
+        async def take_turn(address: str) -> bool:
+            now_s = trio.current_time()
+            if not self.turns.take_now(address, now_s):
+                left_s, patience.deadline = patience.deadline - now_s, float("inf")
+                wish.waits(float("inf"))
+                with trio.move_on_at(wish.until_s) as line:
+                    await self.turns.take(address, wish.purpose)
+                if line.cancelled_caught:
+                    return False
+                now_s = trio.current_time()
+                patience.deadline = now_s + left_s
+                wish.waits(now_s)
+            tried = self._tried.get(first_hop(address))
+            if tried is not None:
+                tried.at_s = now_s
+            return True
+
+        return take_turn
+
     def note_answered(self, address: str, now_s: float) -> None:
         """The peer that was looked for is there; of a circuit, the relay is."""
+        self.turns.give_back(address)
         place = first_hop(address)
         self._tried.pop(place, None)
         self._tried[place] = _Tried(now_s, 0.0, has_answered=True)

@@ -33,9 +33,11 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.identity import PeerId, short_id
-from protocol.transport import Transport
+from protocol.transport import Pace, Transport, at_once
 
 logger = logging.getLogger(__name__)
+
+NO_TURN = "too much else is being dialled"
 
 DIAL_STAGGER_S = 1.0
 """How long an address has for itself before the next is tried beside it. An address of somebody
@@ -57,7 +59,7 @@ class Dialer:
         self._named = {*config.named, *map(first_hop, config.named)}
         self._lookups = trio.CapacityLimiter(LOOKUPS_MAX)
 
-    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+    async def connect(self, peer: PeerId, addresses: Sequence[str], pace: Pace = at_once) -> None:
         """See `Libp2pTransport.connect`."""
         if self._links.is_up(peer):
             return
@@ -65,7 +67,7 @@ class Dialer:
             raise UnreachableError("that is this node itself")
         async with self._dialling(peer):
             if not self._links.is_up(peer):
-                await self._dial_first(peer, addresses)
+                await self._dial_first(peer, addresses, pace)
 
     async def second(self, peer: PeerId) -> None:
         """One more connection to a peer that we have dialled, for bulk; without it, all share."""
@@ -103,12 +105,12 @@ class Dialer:
             if not lock.locked():
                 self._locks.pop(peer, None)
 
-    async def _dial_first(self, peer: PeerId, addresses: Sequence[str]) -> None:
+    async def _dial_first(self, peer: PeerId, addresses: Sequence[str], pace: Pace) -> None:
         failures: dict[str, str] = {}
         async with trio.open_nursery() as nursery:
 
             async def attempt(address: str, finished: trio.Event) -> None:
-                why = await self._dial(peer, address)
+                why = await self._dial(peer, address, pace)
                 if why is None:
                     nursery.cancel_scope.cancel()
                     # It may be lost again before anybody looks.
@@ -117,6 +119,9 @@ class Dialer:
                 finished.set()
 
             for address in dial_order(addresses):
+                if not await pace(address):
+                    failures[address] = NO_TURN
+                    continue
                 finished = trio.Event()
                 nursery.start_soon(attempt, address, finished)
                 with trio.move_on_after(DIAL_STAGGER_S):
@@ -129,15 +134,17 @@ class Dialer:
                 kind = PeerFullError
             raise kind(f"{short_id(peer)}: {tried or 'no address known'}")
 
-    async def _dial(self, peer: PeerId, address: str) -> str | None:
-        """Why it failed, or None."""
+    async def _dial(self, peer: PeerId, address: str, pace: Pace) -> str | None:
+        """Why it failed, or None. Its turn is there; a name may lead to more addresses."""
         why: str | None = None
         try:
             with trio.fail_after(self._config.dial_timeout_s):
                 circuit = parse_circuit(address)
                 if circuit is not None:
                     return await self._dial_circuit(peer, circuit)
-                for target in await located(dialable(address), self._lookups):
+                for number, target in enumerate(await located(dialable(address), self._lookups)):
+                    if number and not await pace(address):
+                        return NO_TURN
                     # Behind the name: that may lead anywhere.
                     why = self._why_barred(address, target) or await self._dial_target(peer, target)
                     if why is None:

@@ -50,7 +50,7 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.identity import Ed25519Signer, PeerId, short_id
-from protocol.transport import Stream, StreamHandler
+from protocol.transport import Pace, Stream, StreamHandler, at_once
 
 if TYPE_CHECKING:
     # libp2p brings stubs of trio that hide trio's own types; they know it by this name.
@@ -174,13 +174,13 @@ class Libp2pTransport:
         """How a connected peer is reached: "LAN", "direct", "mapped", "punched" or "relayed"."""
         return self._links.path(peer, is_listed=self.reach.is_listed())
 
-    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+    async def connect(self, peer: PeerId, addresses: Sequence[str], pace: Pace = at_once) -> None:
         """Connect to `peer`; the next address starts when one fails, or beside it after a second.
 
-        Addresses that lead through a relay come last. Raises UnreachableError naming each address
-        and why it failed.
+        Addresses that lead through a relay come last. `pace` is awaited before each dial. Raises
+        UnreachableError naming each address and why it failed.
         """
-        await self._dialer.connect(peer, addresses)
+        await self._dialer.connect(peer, addresses, pace)
 
     async def _accept_circuit(self, stream: Stream) -> None:
         """A relay that we have a place at brings somebody, who proves who it is."""
