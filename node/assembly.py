@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from dht.directory import KademliaDirectory
-from dht.reaching.scopes import told_to_members
+from dht.reaching.addresses import told_to_members
 from dht.transport.libp2p_transport import Libp2pTransport
 from node.cells.heap import give_back_free_memory
 from node.cells.line_limits import LineLimits

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dht.kademlia.routing
-import dht.reaching.dial_memory
+import dht.reaching.dials
 import dht.reaching.inbound_places
 import node.cells.shard_store
 import node.rules.admission
@@ -18,9 +18,8 @@ import protocol.evidence
 from dht.kademlia.kademlia import Kademlia
 from dht.kademlia.keyspace import node_key, topic_key
 from dht.kademlia.messages import FindValue, Values
-from dht.kademlia.records import sign_record
+from dht.kademlia.records import StoreBounds, sign_record
 from dht.kademlia.routing import Contact, RoutingTable
-from dht.kademlia.storage import StoreBounds
 from dht.reaching.inbound_places import Guest, InboundPlaces
 from node.peers.address_book import KNOWN_MAX, AddressBook
 from node.rules.ramp import weighed
@@ -116,7 +115,7 @@ def test_made_up_records_have_a_third_party_dialled_again_and_again_by_who_remem
     is_remembered, monkeypatch
 ):
     if not is_remembered:
-        monkeypatch.setattr(dht.reaching.dial_memory.DialMemory, "is_due", lambda *_, **__: True)
+        monkeypatch.setattr(dht.reaching.dials.DialMemory, "is_due", lambda *_, **__: True)
     hall = Hall()
     for number in range(200):
         hall.book.announce(made_up(number), (aimed_at(0),))

@@ -1,24 +1,24 @@
-"""Driving searches over a Transport: the edge of `paths`. It tells the table who answered."""
+"""What a node does over a Transport: drive searches, and ping those who asked it something."""
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import trio
 
 from dht.kademlia.kademlia import Kademlia
-from dht.kademlia.lookup import LookupResult, Query
+from dht.kademlia.lookup import LookupResult, Query, Search
 from dht.kademlia.messages import Nodes, Reply, Request, Values
-from dht.kademlia.paths import Search
 from dht.kademlia.requests import Requester
 from dht.kademlia.routing import Contact
-from dht.reaching.dial_turns import UPKEEP, DialFor, TurnWish
+from dht.reaching.dials import UPKEEP, DialFor, TurnWish
 from protocol.errors import NetworkError, PeerError
 from protocol.identity import PeerId, short_id
 from protocol.transport import Transport
 
 logger = logging.getLogger(__name__)
+
 
 _Answer = tuple[PeerId, Reply | None] | None
 """Of a peer; None where a search is to look at its clock again."""
@@ -154,3 +154,40 @@ def _feed(search: Search, answer: _Answer) -> list[Query]:
     if isinstance(reply, Nodes | Values):
         return search.replied(peer, reply, now_s)
     return search.failed(peer, now_s)
+
+
+class Pinger:
+    """Pings for one node, so many at once. `run` it in a nursery."""
+
+    def __init__(
+        self,
+        kademlia: Kademlia,
+        ping: Callable[[Contact], Awaitable[object]],
+        *,
+        num_at_once: int,
+    ) -> None:
+        """`ping` returns when the contact has answered or failed, and has told the table."""
+        self._kademlia = kademlia
+        self._ping = ping
+        self._places = trio.Semaphore(num_at_once)
+        self._wanted = trio.Event()
+
+    def wake(self) -> None:
+        """There may be somebody to ping."""
+        if self._kademlia.has_pings:
+            self._wanted.set()
+
+    async def run(self) -> None:
+        """Ping until cancelled; who is slow to fail holds up one place and no other."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                await self._places.acquire()
+                while not self._kademlia.has_pings:
+                    await self._wanted.wait()
+                    self._wanted = trio.Event()
+                for contact in self._kademlia.take_pings(1):
+                    nursery.start_soon(self._ping_one, contact)
+
+    async def _ping_one(self, contact: Contact) -> None:
+        await self._ping(contact)
+        self._places.release()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import trio
 
-from dht.reaching.circuits import (
+from dht.reaching.addresses import (
     FRAME_BYTES_MAX,
     RELAY_PROTOCOL,
     Ask,
@@ -30,6 +30,7 @@ from protocol.identity import PeerId, short_id
 from protocol.transport import Stream, Transport
 
 logger = logging.getLogger(__name__)
+
 
 PLACES_WANTED = 2
 """One relay may die. Each costs a stream and a few bytes a second."""

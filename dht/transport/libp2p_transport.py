@@ -22,24 +22,19 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
 from multiaddr import Multiaddr
 
-from dht.reaching.circuits import CIRCUIT_PROTOCOL
-from dht.reaching.gone import is_gone
+from dht.reaching.addresses import CIRCUIT_PROTOCOL, is_gone
 from dht.reaching.relay_client import accept_circuit
-from dht.transport import libp2p_negotiate
-from dht.transport.libp2p_circuit import CircuitConnection
-from dht.transport.libp2p_dialing import Dialer
+from dht.transport.libp2p_dialing import CircuitConnection, Dialer
 from dht.transport.libp2p_host import (
     TransportConfig,
     build_host,
     library_id,
     reserved_port,
 )
-from dht.transport.libp2p_inbound import BAD_BYTES, Inbound
+from dht.transport.libp2p_inbound import BAD_BYTES, Inbound, request_protocol
 from dht.transport.libp2p_knocking import Door
-from dht.transport.libp2p_link import Task
-from dht.transport.libp2p_links import ConnectionEvent, Links
+from dht.transport.libp2p_link import ConnectionEvent, Links, Task, link_of
 from dht.transport.libp2p_reach import Reach
-from dht.transport.libp2p_security import link_of
 from dht.transport.libp2p_stream import Libp2pStream, Traffic, root_message
 from protocol.errors import (
     FULL,
@@ -56,9 +51,10 @@ if TYPE_CHECKING:
     # libp2p brings stubs of trio that hide trio's own types; they know it by this name.
     from trio_typing import TaskStatus
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["ConnectionEvent", "Libp2pTransport", "TransportConfig", "open_transport"]
 
-logger = logging.getLogger(__name__)
 
 DISCONNECT_GRACE_S = 0.2
 """For a goodbye over a connection that may be stuck; then its socket is closed."""
@@ -213,7 +209,7 @@ class Libp2pTransport:
                     await self._dialer.second(peer)
                 connection = self._connection(peer, protocol)
                 stream = self._wrap(await self._new_stream(connection), peer)
-                await libp2p_negotiate.request(stream, protocol)
+                await request_protocol(stream, protocol)
                 agreed = True
                 return stream
         except (trio.TooSlowError, StreamClosedError) as error:

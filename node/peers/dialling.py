@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from dht.reaching.dial_memory import DialMemory
+from dht.reaching.dials import DialMemory
 from node.peers.address_book import AddressBook, Merit
 from node.peers.retrying import Retry
 from protocol.identity import PeerId

@@ -7,7 +7,7 @@ import trio
 
 from dht.directory import KademliaDirectory
 from dht.kademlia.routing import Contact
-from dht.reaching.dial_turns import DialFor, TurnWish
+from dht.reaching.dials import DialFor, TurnWish
 from node.assembly import Node
 from node.config import parse_peer_address
 from node.peers.links import Links

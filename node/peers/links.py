@@ -18,10 +18,13 @@ import trio
 
 from dht.directory import Directory
 from dht.kademlia.records import SignedRecord
-from dht.reaching.circuits import may_be_dialled
-from dht.reaching.dial_memory import DialMemory
-from dht.reaching.dial_turns import DialFor, TurnWish
-from dht.reaching.scopes import PrivateAddresses, told_in_records, told_to_members
+from dht.reaching.addresses import (
+    PrivateAddresses,
+    may_be_dialled,
+    told_in_records,
+    told_to_members,
+)
+from dht.reaching.dials import DialFor, DialMemory, TurnWish
 from node import events as ev
 from node.config import PeerAddress
 from node.peers.access import Access

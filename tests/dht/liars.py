@@ -16,12 +16,11 @@ from dht.kademlia.messages import (
     Reply,
     Request,
     Stored,
-    StoreVerdict,
     Values,
     decode_request,
     encode_message,
 )
-from dht.kademlia.records import SignedRecord
+from dht.kademlia.records import SignedRecord, StoreVerdict
 from dht.kademlia.routing import Contact
 from protocol.transport import Stream
 from tests.dht.nodes import Node, ask, seed_of

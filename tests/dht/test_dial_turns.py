@@ -9,8 +9,8 @@ import trio
 from trio.testing import MockClock
 
 from dht.kademlia.routing import Contact
-from dht.reaching import dial_turns
-from dht.reaching.dial_turns import DIALS_A_SECOND_MAX, WINDOW_S, DialFor, DialTurns
+from dht.reaching import dials
+from dht.reaching.dials import DIALS_A_SECOND_MAX, WINDOW_S, DialFor, DialTurns
 from protocol.identity import PEER_ID_BYTES, PeerId
 from tests.dht.liars import Liars
 from tests.dht.nodes import TOPIC, found_values, open_node, open_nodes
@@ -89,7 +89,7 @@ async def test_replies_that_name_the_dead_have_ten_a_second_dialled_and_hide_nob
     is_paced: bool, is_silent: bool, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_paced:
-        monkeypatch.setattr(dial_turns, "DIALS_A_SECOND_MAX", 10_000)
+        monkeypatch.setattr(dials, "DIALS_A_SECOND_MAX", 10_000)
     rng, numbers = random.Random("dead"), itertools.count()
     network = MemoryNetwork()
     if is_silent:
@@ -105,10 +105,10 @@ async def test_replies_that_name_the_dead_have_ten_a_second_dialled_and_hide_nob
         assert await found_values(newcomer) == [b"here"]
         took_s = trio.current_time() - began_s
         await trio.sleep(120.0)
-    dials = [one for one in newcomer.transport.dials if one[1].startswith("/ip4/")]
-    assert len(dials) > 20
-    assert (most_a_second(dials) <= DIALS_A_SECOND_MAX) is is_paced
-    assert len(set(dials)) == len({address for _, address in dials})
+    begun = [one for one in newcomer.transport.dials if one[1].startswith("/ip4/")]
+    assert len(begun) > 20
+    assert (most_a_second(begun) <= DIALS_A_SECOND_MAX) is is_paced
+    assert len(set(begun)) == len({address for _, address in begun})
     assert took_s < IN_S
 
 

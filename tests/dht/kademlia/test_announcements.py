@@ -2,7 +2,7 @@
 
 import pytest
 
-from dht.kademlia.announcements import Announcement, Announcements
+from dht.directory import Announcement, Announcements
 from dht.kademlia.keyspace import distance, node_key
 from dht.kademlia.records import SignedRecord, Verdict, rank, verdict
 from protocol.identity import KeyedHashSigner

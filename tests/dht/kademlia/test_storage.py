@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.kademlia.keyspace import Key, distance
-from dht.kademlia.messages import StoreVerdict
-from dht.kademlia.records import RECORD_OVERHEAD_BYTES, SignedRecord, merge
-from dht.kademlia.storage import RecordStore, StoreBounds
+from dht.kademlia.records import (
+    RECORD_OVERHEAD_BYTES,
+    RecordStore,
+    SignedRecord,
+    StoreBounds,
+    StoreVerdict,
+    merge,
+)
 from tests.dht.network import WALL_S, peer_id
 
 OWN_KEY = Key(bytes(32))

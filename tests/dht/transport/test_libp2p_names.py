@@ -6,9 +6,9 @@ import pytest
 import trio
 from multiaddr import Multiaddr
 
-from dht.reaching.circuits import circuit_address
+from dht.reaching.addresses import circuit_address
 from dht.transport import libp2p_dialing
-from dht.transport.libp2p_names import LOOKUPS_MAX, located
+from dht.transport.libp2p_dialing import LOOKUPS_MAX, located
 from protocol.errors import UnreachableError
 from protocol.identity import Ed25519Signer
 from tests.dht.loopback import DEADLINE_S, ECHO, ask, echo, open_loopback

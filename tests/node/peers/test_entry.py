@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dht.reaching.dial_turns import DIALS_A_SECOND_MAX
+from dht.reaching.dials import DIALS_A_SECOND_MAX
 from node.assembly import Node
 from node.config import NodeConfig
 from node.hooks import NodeHooks

@@ -14,8 +14,8 @@ from dht.directory import KademliaDirectory
 from dht.kademlia.keyspace import topic_key
 from dht.kademlia.records import SignedRecord, sign_record
 from dht.kademlia.routing import Contact
-from dht.reaching import dial_turns
-from dht.reaching.dial_turns import DIALS_A_SECOND_MAX
+from dht.reaching import dials
+from dht.reaching.dials import DIALS_A_SECOND_MAX
 from node import events as ev
 from node.config import PeerAddress
 from node.peers.address_book import KNOWN_MAX
@@ -149,20 +149,20 @@ async def test_peer_whose_connection_breaks_is_dialled_at_once_and_not_over_and_
             await start(nursery, other, one)
             await trio.sleep(120.0)  # By now the directory is asked now and then only.
             assert other.links.linked() == (one.peer,)
-            dials = other.transport.dials
-            dials.clear()
+            begun = other.transport.dials
+            begun.clear()
             broken_s = trio.current_time()
             await one.transport.disconnect(other.peer)
             other.links.connection_changed()
             await trio.sleep(0.5)
-            assert [at_s - broken_s < 0.3 for at_s, _ in dials] == [True]
-            dials.clear()
+            assert [at_s - broken_s < 0.3 for at_s, _ in begun] == [True]
+            begun.clear()
             for _ in range(100):  # It takes every connection, and closes it.
                 await one.transport.disconnect(other.peer)
                 other.links.connection_changed()
                 await trio.sleep(0.1)
             nursery.cancel_scope.cancel()
-    assert 5 <= len(dials) <= 11
+    assert 5 <= len(begun) <= 11
 
 
 async def test_nodes_told_only_one_peer_link_to_nobody_else_without_the_directory(
@@ -436,7 +436,7 @@ async def test_newcomer_is_in_within_half_a_minute_whoever_else_is_announced(
     is_paced: bool, autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not is_paced:
-        monkeypatch.setattr(dial_turns, "DIALS_A_SECOND_MAX", 10_000)
+        monkeypatch.setattr(dials, "DIALS_A_SECOND_MAX", 10_000)
     network, run, named = MemoryNetwork(), toy_manifest(), made_up_contacts()
     async with AsyncExitStack() as stack:
         # Newcomers are told of the DHT alone, where made-up writers fill the run's topic, and of
