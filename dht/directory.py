@@ -44,7 +44,7 @@ _RETRY_MAX_S = 60.0
 
 @dataclass(slots=True)
 class Announcement:
-    """One value under one topic, said again and again until it is withdrawn."""
+    """One value under one topic, said again and again."""
 
     key: Key
     value: bytes
@@ -82,10 +82,6 @@ class Announcements:
         self._by_key[announcement.key] = announcement
         return announcement
 
-    def remove(self, topic: bytes) -> Announcement | None:
-        """Stop to say anything under `topic`; what we said, if we did."""
-        return self._by_key.pop(topic_key(topic), None)
-
     def sign(self, announcement: Announcement, wall_s: float) -> SignedRecord:
         """A fresh record of it, newer than all before: also than those of our last run."""
         record = self._sign(announcement, announcement.value, wall_s)
@@ -93,12 +89,8 @@ class Announcements:
         announcement.holders.clear()
         return record
 
-    def sign_withdrawal(self, announcement: Announcement, wall_s: float) -> SignedRecord:
-        """A record of no value, which outlives what it replaces."""
-        return self._sign(announcement, b"", wall_s)
-
     def is_current(self, announcement: Announcement) -> bool:
-        """Whether we still say it: neither withdrawn nor replaced."""
+        """Whether we still say it, and nothing else in its place."""
         return self._by_key.get(announcement.key) is announcement
 
     def due(self, now_s: float) -> list[Announcement]:
@@ -264,7 +256,7 @@ class Directory(Protocol):
     """
 
     async def announce(self, topic: bytes, value: bytes, *, ttl_s: float) -> int:
-        """Say `value` under `topic` until `forget`; it is renewed before `ttl_s` passes.
+        """Say `value` under `topic` from now on; it is renewed before `ttl_s` passes.
 
         Returns the number of *other* nodes that stored it now; 0 is normal for the first node.
         Raises ValueError if the value or the lifetime is outside the limits.
@@ -276,10 +268,6 @@ class Directory(Protocol):
 
         It may end once so many peers have sent records; 0 hears all that should have some.
         """
-        ...
-
-    async def forget(self, topic: bytes) -> None:
-        """Stop to say anything under `topic`, and tell those who stored it."""
         ...
 
 
@@ -462,13 +450,6 @@ class KademliaDirectory:
         winners = merge((*found.records, *held)).values()
         alive = (r for r in winners if r.value and is_timely(r, self._wall_clock()))
         return tuple(sorted(alive, key=lambda record: record.writer))
-
-    async def forget(self, topic: bytes) -> None:
-        """See `Directory.forget`. Nothing happens if we said nothing."""
-        announcement = self._announcements.remove(topic)
-        if announcement is not None:
-            record = self._announcements.sign_withdrawal(announcement, self._wall_clock())
-            await self._store(record)
 
     def contact(self, peer: PeerId) -> Contact | None:
         """Where `peer` says that it listens, if it is in our table."""

@@ -221,11 +221,6 @@ class RecordStore:
         self._charge(record, carried_by)
         return StoreVerdict.STORED
 
-    def drop(self, key: Key, writer: PeerId) -> None:
-        """Forget what `writer` said under `key`, if anything."""
-        if self.held(key, writer) is not None:
-            self._drop(key, writer)
-
     def purge(self, wall_s: float) -> int:
         """Drop what has expired by `wall_s`; returns how many records that were."""
         dropped = 0

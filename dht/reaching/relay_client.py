@@ -106,10 +106,6 @@ class Places:
         """Set when a place has come or gone; another one from then on."""
         return self._changed
 
-    async def changed(self) -> None:
-        """Until a place has come or gone."""
-        await self._changed.wait()
-
     def start_over(self) -> None:
         """The machine is in another network: ask everybody anew."""
         for one in self._candidates.values():

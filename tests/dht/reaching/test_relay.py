@@ -356,7 +356,7 @@ async def test_one_relay_among_many_peers_that_are_none_is_found(autojump_clock)
         nursery.start_soon(places.run)
         with trio.fail_after(60):
             while not places.holds(others[-1].peer_id):
-                await places.changed()
+                await places.change.wait()
         nursery.cancel_scope.cancel()
 
 
