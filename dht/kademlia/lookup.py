@@ -15,10 +15,9 @@ width, concurrency and queries of one look-up, so three of them cost a query or 
 """
 
 import bisect
-import contextlib
 import enum
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -439,20 +438,22 @@ class Search:
 
     def replied(self, peer: PeerId, reply: Nodes | Values, now_s: float) -> list[Query]:
         """`peer` answered its query; an answer that comes after the end is ignored."""
-        path = self._path_of.get(peer)
-        if path is None or self.is_done:
-            return []
-        with self._waiting():
-            asked = path.replied(peer, reply, now_s)
-        return self._noted({path: asked} | self._turns(path, asked, now_s))
+        return self._heard(peer, lambda path: path.replied(peer, reply, now_s), now_s)
 
     def failed(self, peer: PeerId, now_s: float) -> list[Query]:
         """`peer` cannot be reached, or what it sent was no answer."""
+        return self._heard(peer, lambda path: path.failed(peer, now_s), now_s)
+
+    def _heard(
+        self, peer: PeerId, tell: Callable[[Lookup], list[Query]], now_s: float
+    ) -> list[Query]:
         path = self._path_of.get(peer)
         if path is None or self.is_done:
             return []
-        with self._waiting():
-            asked = path.failed(peer, now_s)
+        # Where few are asked at a time, it is for the paths together to say which one asks.
+        self._is_waiting = True
+        asked = tell(path)
+        self._is_waiting = False
         return self._noted({path: asked} | self._turns(path, asked, now_s))
 
     def asked(self, peer: PeerId, since_s: float) -> None:
@@ -487,13 +488,6 @@ class Search:
             liars=frozenset().union(*(result.liars for result in results)),
             silent=frozenset().union(*(result.silent for result in results)),
         )
-
-    @contextlib.contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Let no path ask, where it is for the paths together to say which one does."""
-        self._is_waiting = True
-        yield
-        self._is_waiting = False
 
     def _turns(self, path: Lookup, asked: list[Query], now_s: float) -> dict[Lookup, list[Query]]:
         """Where few are asked at a time, the paths ask in turn: next is the nearest of another."""
