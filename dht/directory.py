@@ -1,35 +1,31 @@
-"""SEAM Directory: say where something is, find who said so. And ours, Kademlia over a Transport."""
+"""SEAM Directory: say where something is, find who said so. And ours, Kademlia over a Transport.
+
+Announcements and origins, what a node keeps saying and where it entered, are pure.
+"""
 
 import contextlib
 import logging
 import random
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import TYPE_CHECKING, Protocol
 
 import trio
 
-from dht.kademlia.announcements import Announcement, Announcements
 from dht.kademlia.kademlia import Kademlia, KademliaConfig
-from dht.kademlia.keyspace import Key, topic_key
-from dht.kademlia.messages import (
-    PROTOCOL,
-    Ping,
-    Reply,
-    Request,
-    Store,
-    Stored,
-    StoreVerdict,
-)
-from dht.kademlia.paths import Search
-from dht.kademlia.pinging import Pinger
-from dht.kademlia.records import SignedRecord, is_timely, merge
+from dht.kademlia.keyspace import Key, distance, node_key, topic_key
+from dht.kademlia.lookup import Search
+from dht.kademlia.messages import PROTOCOL, Ping, Reply, Request, Store, Stored
+from dht.kademlia.records import SignedRecord, StoreVerdict, is_timely, merge, sign_record
 from dht.kademlia.requests import RequestConfig, Requester, RequestServer
 from dht.kademlia.routing import Contact
-from dht.kademlia.searching import Searcher
-from dht.origins import Doubt, Origins
-from dht.reaching.dial_memory import DialMemory
-from dht.reaching.scopes import PrivateAddresses, told_in_records
+from dht.kademlia.searching import Pinger, Searcher
+from dht.reaching.addresses import PrivateAddresses, told_in_records
+from dht.reaching.dials import DialMemory
+from protocol import limits
 from protocol.clock import WallClock
 from protocol.identity import PeerId, Signer, short_id
 from protocol.transport import Transport
@@ -40,12 +36,216 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+# What a node keeps saying -------------------------------------------------------------------------
+
+_RETRY_FIRST_S = 1.0
+_RETRY_MAX_S = 60.0
+
+
+@dataclass(slots=True)
+class Announcement:
+    """One value under one topic, said again and again."""
+
+    key: Key
+    value: bytes
+    ttl_s: float
+    due_s: float
+    retry_s: float = _RETRY_FIRST_S
+    record: SignedRecord | None = None
+    """What was said last."""
+
+    holders: dict[PeerId, int] = field(default_factory=dict)
+    """Who has said that it stored that, and how far it lies from the key; the nearest of them."""
+
+
+class Announcements:
+    """Signs our records with ever rising sequence numbers and knows when to renew them."""
+
+    def __init__(self, signer: Signer, *, replicas: int) -> None:
+        self._signer = signer
+        self._replicas = replicas
+        self._by_key: dict[Key, Announcement] = {}
+        self._sequence = 0
+
+    def add(self, topic: bytes, value: bytes, *, ttl_s: float, now_s: float) -> Announcement:
+        """Start to say `value`, or say it from now on instead of what we said under `topic`.
+
+        Raises ValueError for no value (that withdraws), one that is too long, or no lifetime.
+        """
+        if not 0 < len(value) <= limits.DHT_VALUE_BYTES_MAX:
+            raise ValueError(f"value has {len(value)} bytes, 1 to {limits.DHT_VALUE_BYTES_MAX}")
+        if not 1.0 <= ttl_s <= limits.DHT_RECORD_LIFETIME_S_MAX:
+            raise ValueError(f"ttl_s {ttl_s} is outside 1..{limits.DHT_RECORD_LIFETIME_S_MAX}")
+        # The caller publishes it at once; should that be cancelled, the renewal does it.
+        due_s = now_s + _RETRY_FIRST_S
+        announcement = Announcement(topic_key(topic), value, ttl_s, due_s)
+        self._by_key[announcement.key] = announcement
+        return announcement
+
+    def sign(self, announcement: Announcement, wall_s: float) -> SignedRecord:
+        """A fresh record of it, newer than all before: also than those of our last run."""
+        record = self._sign(announcement, announcement.value, wall_s)
+        announcement.record = record
+        announcement.holders.clear()
+        return record
+
+    def is_current(self, announcement: Announcement) -> bool:
+        """Whether we still say it, and nothing else in its place."""
+        return self._by_key.get(announcement.key) is announcement
+
+    def due(self, now_s: float) -> list[Announcement]:
+        """What has to be said now."""
+        return [a for a in self._by_key.values() if a.due_s <= now_s]
+
+    def next_due_s(self) -> float:
+        """When something will be due; infinite when we say nothing."""
+        return min((a.due_s for a in self._by_key.values()), default=float("inf"))
+
+    def renew_all(self, now_s: float) -> None:
+        """Everything is due now: by the wall clock it may have expired."""
+        for announcement in self._by_key.values():
+            announcement.due_s = now_s
+
+    def stored(self, record: SignedRecord, peer: PeerId, now_s: float) -> None:
+        """`peer` says that it has stored it: perhaps late, when nobody waits for it any more.
+
+        Where all are busy most are late. Whoever said it again for that would make them busier.
+        """
+        announcement = self._by_key.get(record.key)
+        if announcement is None or announcement.record != record or peer in announcement.holders:
+            return
+        holders = announcement.holders
+        holders[peer] = distance(node_key(peer), record.key)
+        if len(holders) > self._replicas:
+            # It was complete before: who come ever nearer do not put its renewal off.
+            del holders[max(holders, key=holders.__getitem__)]
+        elif len(holders) == self._replicas:
+            self.published(announcement, now_s)
+
+    def published(self, announcement: Announcement, now_s: float) -> None:
+        """It was stored by some, and nobody waits for more: when is it due again?
+
+        With all replicas, at a third of its life, so that two renewals may fail. With fewer (we may
+        be the first here) soon, then less and less often: a small swarm never has all replicas.
+        """
+        interval_s = announcement.ttl_s / 3
+        if len(announcement.holders) < self._replicas:
+            interval_s = min(interval_s, announcement.retry_s)
+            announcement.retry_s = min(announcement.retry_s * 2, _RETRY_MAX_S)
+        else:
+            announcement.retry_s = _RETRY_FIRST_S
+        announcement.due_s = now_s + interval_s
+
+    def for_newcomer(self, peer: PeerId) -> list[SignedRecord]:
+        """What `peer`, who is new to the table, should hold too: it lies nearer than a replica.
+
+        Searches would ask it and not find what was said before it came.
+        """
+        found, place = [], node_key(peer)
+        for one in self._by_key.values():
+            if one.record is None or peer in one.holders:
+                continue
+            is_short = len(one.holders) < self._replicas
+            if is_short or distance(place, one.key) < max(one.holders.values()):
+                found.append(one.record)
+        return found
+
+    def _sign(self, announcement: Announcement, value: bytes, wall_s: float) -> SignedRecord:
+        # Milliseconds of the wall clock: a restarted node goes on above what it said before.
+        self._sequence = max(self._sequence + 1, int(wall_s * 1000))
+        expires_unix_s = int(wall_s + announcement.ttl_s) + 1
+        return sign_record(
+            self._signer,
+            announcement.key,
+            value,
+            sequence=self._sequence,
+            expires_unix_s=expires_unix_s,
+        )
+
+
+# Where it entered ---------------------------------------------------------------------------------
+
+# Who knows a single peer sees what that peer shows, which may be made up. So each of the first
+# contacts is asked alone who lies nearest to us. In one network all of them come to the same peers;
+# where two do not, either two networks have never met, and we know both, or one is a stage.
+
+ORIGINS_MAX = 6
+"""Each costs a search at every start."""
+
+NETWORK_MIN = 3
+"""Peers beside the origin itself, below which it has shown no network: it may be the first one."""
+
+AGREE_SHARE = 0.5
+"""Of the smaller view, what must be in the other too; peers come and go between two searches."""
+
+_AGAIN_FIRST_S, _AGAIN_MAX_S = 10.0, 600.0
+
+Doubt = tuple[PeerId, PeerId]
+"""Two origins that show different networks."""
+
+
+def doubts(views: Mapping[PeerId, AbstractSet[PeerId]]) -> tuple[Doubt, ...]:
+    """The pairs of origins that do not know each other's peers. Views hold who lies nearest to us,
+    found through one origin alone."""
+    found = []
+    for first, second in combinations(sorted(views), 2):
+        pair = {first, second}
+        one, other = views[first] - pair, views[second] - pair
+        if max(len(one), len(other)) < NETWORK_MIN:
+            continue
+        knows_other = first in views[second] or second in views[first]
+        shared, smaller = len(one & other), min(len(one), len(other))
+        if shared < AGREE_SHARE * smaller or (not smaller and not knows_other):
+            found.append((first, second))
+    return tuple(found)
+
+
+class Origins:
+    """The first contacts of a node, and when to compare again what they show."""
+
+    def __init__(self) -> None:
+        self._contacts: OrderedDict[PeerId, Contact] = OrderedDict()
+        self.doubts: tuple[Doubt, ...] = ()
+        self._due_s = float("inf")
+        self._again_s = _AGAIN_FIRST_S
+
+    def __len__(self) -> int:
+        return len(self._contacts)
+
+    def add(self, contacts: Iterable[Contact]) -> None:
+        """These answered. The first ones are kept: who comes later may come from them."""
+        for contact in contacts:
+            if contact.peer in self._contacts or len(self._contacts) < ORIGINS_MAX:
+                self._contacts[contact.peer] = contact
+
+    def contacts(self) -> tuple[Contact, ...]:
+        """Those to search through, each alone."""
+        return tuple(self._contacts.values())
+
+    def compared(self, views: Mapping[PeerId, AbstractSet[PeerId]], now_s: float) -> bool:
+        """What each showed; whether there is a doubt that was not there before.
+
+        While there is one they are compared again, less and less often.
+        """
+        before, self.doubts = self.doubts, doubts(views)
+        self._again_s = min(2 * self._again_s, _AGAIN_MAX_S) if before else _AGAIN_FIRST_S
+        self._due_s = now_s + self._again_s if self.doubts else float("inf")
+        return bool(set(self.doubts) - set(before))
+
+    def is_due(self, now_s: float) -> bool:
+        """Whether a doubt is to be looked into again."""
+        return now_s >= self._due_s
+
+
 _REFRESHES_AT_ONCE = 4
 _FIRST_CONTACTS_MAX = 128
 
 _LEAP_S = 30.0
 """So far ahead of our timers the wall clock got at once: it was set, or a virtual machine stood
 still. Records live by it."""
+
+
+# The directory ----------------------------------------------------------------------------------
 
 
 class Directory(Protocol):
@@ -56,7 +256,7 @@ class Directory(Protocol):
     """
 
     async def announce(self, topic: bytes, value: bytes, *, ttl_s: float) -> int:
-        """Say `value` under `topic` until `forget`; it is renewed before `ttl_s` passes.
+        """Say `value` under `topic` from now on; it is renewed before `ttl_s` passes.
 
         Returns the number of *other* nodes that stored it now; 0 is normal for the first node.
         Raises ValueError if the value or the lifetime is outside the limits.
@@ -68,10 +268,6 @@ class Directory(Protocol):
 
         It may end once so many peers have sent records; 0 hears all that should have some.
         """
-        ...
-
-    async def forget(self, topic: bytes) -> None:
-        """Stop to say anything under `topic`, and tell those who stored it."""
         ...
 
 
@@ -94,7 +290,7 @@ class DirectoryConfig:
     pings_at_once: int = 8
 
     private_addresses: PrivateAddresses = "auto"
-    """Whether others are told addresses that mean nothing to them; see `dht.reaching.scopes`."""
+    """Whether others are told addresses that mean nothing to them; see `dht.reaching.addresses`."""
 
 
 class KademliaDirectory:
@@ -254,13 +450,6 @@ class KademliaDirectory:
         winners = merge((*found.records, *held)).values()
         alive = (r for r in winners if r.value and is_timely(r, self._wall_clock()))
         return tuple(sorted(alive, key=lambda record: record.writer))
-
-    async def forget(self, topic: bytes) -> None:
-        """See `Directory.forget`. Nothing happens if we said nothing."""
-        announcement = self._announcements.remove(topic)
-        if announcement is not None:
-            record = self._announcements.sign_withdrawal(announcement, self._wall_clock())
-            await self._store(record)
 
     def contact(self, peer: PeerId) -> Contact | None:
         """Where `peer` says that it listens, if it is in our table."""

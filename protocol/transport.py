@@ -78,6 +78,14 @@ class Stream(Protocol):
 
 StreamHandler = Callable[[Stream], Awaitable[None]]
 
+Pace = Callable[[str], Awaitable[bool]]
+"""Waits until an address may be dialled; False if it may not be."""
+
+
+async def at_once(_address: str) -> bool:
+    """The pace of dials that wait for nothing."""
+    return True
+
 
 class Transport(Protocol):
     """SEAM: reach peers by id. The transport owns connections; callers own streams."""
@@ -91,10 +99,11 @@ class Transport(Protocol):
         """Multiaddrs, without `/p2p/`, at which others may dial us."""
         ...
 
-    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+    async def connect(self, peer: PeerId, addresses: Sequence[str], pace: Pace = at_once) -> None:
         """Connect to `peer`, trying every address in turn; at once if connected already.
 
-        Raises UnreachableError naming each address and why it failed. The caller sets the deadline.
+        `pace` is awaited before each dial. Raises UnreachableError naming each address and why it
+        failed. The caller sets the deadline.
         """
         ...
 

@@ -22,13 +22,19 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.identity import Ed25519Signer, PeerId, short_id
-from protocol.transport import StreamHandler
+from protocol.transport import Pace, StreamHandler, at_once
 
 PIECE_BYTES = 64 * limits.KIB
 PIECES_UNREAD_MAX = 16
 EVENTS_MAX = 4096
 
 ConnectionEvent = tuple[PeerId, bool]
+
+
+def most_a_second(dials: Sequence[tuple[float, str]]) -> int:
+    """The most dials that began in any second."""
+    times = [at_s for at_s, _ in dials]
+    return max((sum(at <= one < at + 1.0 for one in times) for at in times), default=0)
 
 
 class MemoryStream:
@@ -115,6 +121,11 @@ class MemoryNetwork:
     """Who listens where."""
 
     listeners: dict[str, "MemoryTransport"] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    """Addresses that answer no dial and refuse none."""
+
+    dial_s: float = 0.0
+    """How long any other dial takes."""
 
     @asynccontextmanager
     async def open(
@@ -143,6 +154,9 @@ class MemoryTransport:
     def __init__(self, network: MemoryNetwork, nursery: trio.Nursery, signer_seed: bytes) -> None:
         self.sent_bytes = 0
         self.received_bytes = 0
+        self.dials: list[tuple[float, str]] = []
+        """When which address was dialled."""
+
         self.subscribers: list[trio.MemorySendChannel[ConnectionEvent]] = []
         self._network = network
         self._nursery = nursery
@@ -159,12 +173,24 @@ class MemoryTransport:
     def addresses(self) -> tuple[str, ...]:
         return (f"/memory/{self._peer_id.hex()}",)
 
-    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+    async def connect(self, peer: PeerId, addresses: Sequence[str], pace: Pace = at_once) -> None:
         await trio.lowlevel.checkpoint()
         if peer in self._connections:
             return
         failures = []
         for address in addresses:
+            if not await pace(address):
+                failures.append(f"{address!r}: too much else is being dialled")
+                continue
+            if peer in self._connections:
+                return
+            self.dials.append((trio.current_time(), address))
+            took_s = float("inf") if address in self._network.silent else self._network.dial_s
+            if took_s:
+                with trio.move_on_after(took_s):
+                    await trio.Event().wait()
+                if peer in self._connections:
+                    return
             listener = self._network.listeners.get(address)
             if listener is None:
                 failures.append(f"{address!r}: nobody listens")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import dht.kademlia.routing
-import dht.reaching.dial_memory
+import dht.reaching.dials
 import dht.reaching.inbound_places
 import node.holdings.shard_store
 import protocol.evidence
@@ -18,11 +18,11 @@ import protocol.rounds.admission
 from dht.kademlia.kademlia import Kademlia
 from dht.kademlia.keyspace import node_key, topic_key
 from dht.kademlia.messages import FindValue, Values
-from dht.kademlia.records import sign_record
+from dht.kademlia.records import StoreBounds, sign_record
 from dht.kademlia.routing import Contact, RoutingTable
-from dht.kademlia.storage import StoreBounds
 from dht.reaching.inbound_places import Guest, InboundPlaces
-from node.peers.dialling import KNOWN_MAX, AddressBook
+from node.peers.dialling import AddressBook
+from node.peers.entry_exchange import KNOWN_MAX
 from protocol import limits
 from protocol.entry_kinds import Accusation
 from protocol.errors import ProofError
@@ -116,7 +116,7 @@ def test_made_up_records_have_a_third_party_dialled_again_and_again_by_who_remem
     is_remembered, monkeypatch
 ):
     if not is_remembered:
-        monkeypatch.setattr(dht.reaching.dial_memory.DialMemory, "is_due", lambda *_, **__: True)
+        monkeypatch.setattr(dht.reaching.dials.DialMemory, "is_due", lambda *_, **__: True)
     hall = Hall()
     for number in range(200):
         hall.book.announce(made_up(number), (aimed_at(0),))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import assert_never
 
 from dht.kademlia.keyspace import Key
-from dht.kademlia.lookup import Lookup, LookupConfig, Query
+from dht.kademlia.lookup import Lookup, LookupConfig, PeerTimes, Query, Search
 from dht.kademlia.messages import (
     FindNode,
     FindValue,
@@ -23,21 +23,20 @@ from dht.kademlia.messages import (
     Request,
     Store,
     Stored,
-    StoreVerdict,
     Values,
 )
-from dht.kademlia.paths import Search
-from dht.kademlia.patience import PeerTimes
 from dht.kademlia.records import (
     RECORD_OVERHEAD_BYTES,
+    RecordStore,
     SignedRecord,
+    StoreBounds,
+    StoreVerdict,
     Verdict,
     is_timely,
     rank,
     verdict,
 )
 from dht.kademlia.routing import Contact, RoutingTable
-from dht.kademlia.storage import RecordStore, StoreBounds
 from protocol import limits
 from protocol.identity import PeerId, Signer
 

@@ -1,23 +1,30 @@
-"""The iterative look-up: who lies nearest to a key, and what is said under it. A pure machine.
+"""The search: who lies nearest to a key, and what is said under it. A pure machine.
 
 Events (an answer, a failure, time) go in, queries come out; the same object runs over a network and
 in the simulator. It always ends: every peer is asked at most once (and then for a bounded number of
 pages), the number of peers is bounded, and a peer that stays silent is given up.
 
-A peer that has been silent for `slow_after_s` no longer holds up the search: another is asked in
-its place and the search may end without it, so that silent peers cost little even one by one.
+A peer that has been silent for longer than its answers usually take (the retransmission timer of
+TCP, RFC 6298) no longer holds up the search: another is asked in its place and the search may end
+without it. It is still listened to, so a guess that was too short costs a query and never a peer.
+
+A `Search` goes along disjoint paths (S/Kademlia, Baumgart and Mies 2007): look-ups of their own
+that begin with other contacts and never ask the same peer. A liar fills the window of its own path
+with peers of its choice; the others go on to those that lie nearest in truth. The paths share
+width, concurrency and queries of one look-up, so three of them cost a query or two more than one.
 """
 
 import bisect
 import enum
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from dht.kademlia.keyspace import Key
 from dht.kademlia.messages import Nodes, Values
-from dht.kademlia.records import RECORD_OVERHEAD_BYTES, SignedRecord, Verdict, rank
+from dht.kademlia.records import RECORD_OVERHEAD_BYTES, SignedRecord, Verdict, merge, rank
 from dht.kademlia.routing import Contact, distance_to
 from protocol import limits
 from protocol.identity import PeerId
@@ -59,7 +66,7 @@ class LookupConfig:
     are asked at once than are still wanted: most of the nearest hold what is there."""
 
     paths: int = 3
-    """Disjoint paths of a search (`dht.kademlia.paths`): who lies on one leads that one astray.
+    """Disjoint paths of a search (`dht.kademlia.lookup`): who lies on one leads that one astray.
     They share width, concurrency and queries, so that more of them are narrower."""
 
     def __post_init__(self) -> None:
@@ -207,6 +214,14 @@ class Lookup:
             return []
         candidate.state = _State.FAILED
         return self._advance(now_s)
+
+    def asked(self, peer: PeerId, since_s: float) -> None:
+        """The query of `peer` is on its way since then; infinity while its dial waits."""
+        candidate = self._pending.get(peer)
+        if candidate is not None:
+            candidate.asked_s = since_s
+            if candidate.pages == 1:
+                candidate.began_s = since_s
 
     def tick(self, now_s: float) -> list[Query]:
         """Time has passed; call it at `deadline_s` at the latest."""
@@ -362,3 +377,201 @@ class Lookup:
             return False
         exhausted = self._num_queries >= self.config.queries_max
         return exhausted or answered == len(window)
+
+
+_OF_EACH_PATH = 2
+
+
+# A search along disjoint paths ------------------------------------------------------------------
+
+
+class Search:
+    """One search for `key` along `config.paths` paths. Driven like a `Lookup`."""
+
+    def __init__(
+        self,
+        key: Key,
+        config: LookupConfig,
+        *,
+        known: Iterable[Contact],
+        avoid: AbstractSet[PeerId],
+        judge: Judge | None = None,
+        patience: Patience | None = None,
+    ) -> None:
+        """See `Lookup`; what is known is dealt out to the paths, the nearest contacts first."""
+        self.key = key
+        self.config = config
+        common = Shared(patience)
+        if config.holders_enough:
+            common.is_enough_asked = self._is_enough_asked
+        nearest = sorted(known, key=lambda contact: distance_to(contact, key))
+        num_paths = max(1, min(config.paths, config.concurrency, config.width, len(nearest)))
+        shared = replace(
+            config,
+            paths=1,
+            width=-(-config.width // num_paths),
+            concurrency=-(-config.concurrency // num_paths),
+            queries_max=max(config.queries_max // num_paths, -(-config.width // num_paths)),
+            # The paths together decide whether enough holders have been heard.
+            holders_enough=0,
+        )
+        self._is_waiting = False
+        self._paths: list[Lookup] = []
+        self._paths += [
+            Lookup(
+                key,
+                shared,
+                known=nearest[number::num_paths],
+                avoid=avoid,
+                judge=judge,
+                shared=common,
+            )
+            for number in range(num_paths)
+        ]
+        self._path_of: dict[PeerId, Lookup] = {}
+        self.is_done = False
+        self.wants_records = judge is not None
+
+    def start(self, now_s: float) -> list[Query]:
+        """The first queries. With nobody to ask, the search is done at once."""
+        return self._noted({path: path.start(now_s) for path in self._paths})
+
+    def replied(self, peer: PeerId, reply: Nodes | Values, now_s: float) -> list[Query]:
+        """`peer` answered its query; an answer that comes after the end is ignored."""
+        return self._heard(peer, lambda path: path.replied(peer, reply, now_s), now_s)
+
+    def failed(self, peer: PeerId, now_s: float) -> list[Query]:
+        """`peer` cannot be reached, or what it sent was no answer."""
+        return self._heard(peer, lambda path: path.failed(peer, now_s), now_s)
+
+    def _heard(
+        self, peer: PeerId, tell: Callable[[Lookup], list[Query]], now_s: float
+    ) -> list[Query]:
+        path = self._path_of.get(peer)
+        if path is None or self.is_done:
+            return []
+        # Where few are asked at a time, it is for the paths together to say which one asks.
+        self._is_waiting = True
+        asked = tell(path)
+        self._is_waiting = False
+        return self._noted({path: asked} | self._turns(path, asked, now_s))
+
+    def asked(self, peer: PeerId, since_s: float) -> None:
+        """See `Lookup.asked`."""
+        self._path_of[peer].asked(peer, since_s)
+
+    def tick(self, now_s: float) -> list[Query]:
+        """Time has passed; call it at `deadline_s` at the latest."""
+        if self.is_done:
+            return []
+        return self._noted({path: path.tick(now_s) for path in self._in_turn()})
+
+    def deadline_s(self) -> float:
+        """When silence alone will change something; infinite when nothing is on the way."""
+        return min(path.deadline_s() for path in self._paths if not path.is_done)
+
+    def result(self) -> LookupResult:
+        """What has been found so far on all paths."""
+        results = [path.result() for path in self._paths]
+        answered = {contact for path in self._paths for contact in path.answered()}
+        closest = sorted(answered, key=self._distance)[: self.config.width]
+        # Also where made-up peers are the nearest: they all come from one path or two.
+        of_paths = {contact for path in self._paths for contact in path.answered()[:_OF_EACH_PATH]}
+        winners: dict[tuple[Key, PeerId], SignedRecord] = merge(
+            record for result in results for record in result.records
+        )
+        return LookupResult(
+            closest=tuple(closest),
+            replicas=tuple(sorted(of_paths.union(closest), key=self._distance)),
+            records=tuple(winners[place] for place in sorted(winners)),
+            num_queries=sum(result.num_queries for result in results),
+            liars=frozenset().union(*(result.liars for result in results)),
+            silent=frozenset().union(*(result.silent for result in results)),
+        )
+
+    def _turns(self, path: Lookup, asked: list[Query], now_s: float) -> dict[Lookup, list[Query]]:
+        """Where few are asked at a time, the paths ask in turn: next is the nearest of another."""
+        if not self.config.holders_enough:
+            return {}
+        found = {one: one.tick(now_s) for one in self._in_turn()}
+        return found | {path: asked + found[path]}
+
+    def _in_turn(self) -> list[Lookup]:
+        if not self.config.holders_enough:
+            return self._paths
+        return sorted(self._paths, key=lambda path: path.num_queries)
+
+    def _is_enough_asked(self) -> bool:
+        hopes = sum(path.hopes() for path in self._paths)
+        return self._is_waiting or hopes >= self.config.holders_enough
+
+    def _distance(self, contact: Contact) -> int:
+        return distance_to(contact, self.key)
+
+    def _noted(self, queries: Mapping[Lookup, list[Query]]) -> list[Query]:
+        for path, asked in queries.items():
+            for query in asked:
+                self._path_of[query.contact.peer] = path
+        enough = self.config.holders_enough
+        has_enough = enough and sum(path.holders() for path in self._paths) >= enough
+        self.is_done = bool(has_enough) or all(path.is_done for path in self._paths)
+        return [] if self.is_done else [query for asked in queries.values() for query in asked]
+
+
+_PEERS_MAX = 1024
+_FLOOR_S = 0.02
+"""A machine that trains takes so long to wake a task up."""
+
+
+@dataclass(slots=True)
+class _Timer:
+    smooth_s: float
+    spread_s: float
+
+    def took(self, took_s: float) -> None:
+        self.spread_s += (abs(took_s - self.smooth_s) - self.spread_s) / 4
+        self.smooth_s += (took_s - self.smooth_s) / 8
+
+    @property
+    def slow_after_s(self) -> float:
+        return max(_FLOOR_S, self.smooth_s + 4 * self.spread_s)
+
+    @property
+    def dial_slow_after_s(self) -> float:
+        """Dials go to all the world: four spreads would grant the dead as much as the farthest."""
+        return max(_FLOOR_S, self.smooth_s + self.spread_s)
+
+
+class PeerTimes:
+    """The times of answers, per peer; of those that were dialled for it, of all together."""
+
+    def __init__(self, *, at_first_s: float) -> None:
+        """`at_first_s` is what is granted to peers of which nothing is known."""
+        self._at_first_s = at_first_s
+        self._peers: OrderedDict[PeerId, _Timer] = OrderedDict()
+        self._dials: _Timer | None = None
+
+    def answered(self, peer: PeerId, took_s: float, *, is_dialled: bool) -> None:
+        """An answer came after `took_s`; `is_dialled` if a connection had to be made for it."""
+        if is_dialled:
+            if self._dials is None:
+                self._dials = _Timer(took_s, took_s / 2)
+            self._dials.took(took_s)
+            return
+        timer = self._peers.setdefault(peer, _Timer(took_s, took_s / 2))
+        timer.took(took_s)
+        self._peers.move_to_end(peer)
+        if len(self._peers) > _PEERS_MAX:
+            self._peers.popitem(last=False)
+
+    def slow_after_s(self, peer: PeerId) -> float:
+        """The silence after which `peer` counts as slow."""
+        timer = self._peers.get(peer)
+        if timer is not None:
+            return timer.slow_after_s
+        return self._at_first_s if self._dials is None else self._dials.dial_slow_after_s
+
+    def round_trip_s(self, peer: PeerId) -> float | None:
+        """How long its answers take; None of a peer that has not answered yet."""
+        timer = self._peers.get(peer)
+        return None if timer is None else timer.smooth_s

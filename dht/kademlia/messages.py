@@ -5,12 +5,11 @@ peer itself said over a proven connection, never what somebody else said of it. 
 "do not add me": a node that nobody can dial.
 """
 
-import enum
 from dataclasses import dataclass
 from typing import Annotated
 
 from dht.kademlia.keyspace import WireKey
-from dht.kademlia.records import SignedRecord
+from dht.kademlia.records import SignedRecord, StoreVerdict
 from dht.kademlia.routing import Contact, check_addresses
 from protocol import limits
 from protocol.errors import DecodeError
@@ -23,18 +22,6 @@ Count = Annotated[int, Range(1, limits.DHT_CONTACTS_PER_REPLY_MAX)]
 Contacts = Annotated[tuple[Contact, ...], Size(0, limits.DHT_CONTACTS_PER_REPLY_MAX)]
 # A record of no value takes 160 bytes: more of them cannot be in one reply.
 Records = Annotated[tuple[SignedRecord, ...], Size(0, limits.DHT_WRITERS_PER_KEY_MAX)]
-
-
-class StoreVerdict(enum.IntEnum):
-    """What became of a record that was sent to be stored."""
-
-    STORED = 1
-    SUPERSEDED = 2
-    """A newer record of the same writer is there already."""
-
-    FULL = 3
-    REFUSED = 4
-    """Forged, expired, or living too long."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dht.kademlia.keyspace import (
     node_key,
     random_key_in_bucket,
 )
-from dht.reaching.subnets import NARROW_BITS, WIDE_BITS, subnets
+from dht.reaching.addresses import NARROW_BITS, WIDE_BITS, subnets
 from protocol.identity import PeerId
 from protocol.transport import Addresses, WirePeerId
 

@@ -1,4 +1,4 @@
-"""Whether an address of ours is answered from outside: a peer dials it back and says. Pure.
+"""Whether an address of ours is answered from outside: a peer dials it back and says.
 
     Check(4001) --> a peer that sees us come from 203.0.113.7 dials /ip4/203.0.113.7/tcp/4001
     Answered("/ip4/203.0.113.7/tcp/4001") <--
@@ -10,16 +10,21 @@ liar can neither make us give up an address that works nor name one that is not 
 """
 
 import ipaddress
+import logging
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-from dht.reaching.circuits import is_public, is_service
-from dht.reaching.gone import host_and_port
-from dht.reaching.subnets import NARROW_BITS
-from protocol.errors import DecodeError
+import trio
+
+from dht.reaching.addresses import NARROW_BITS, host_and_port, is_public, is_service
+from protocol.errors import DecodeError, NetworkError, PeerError
+from protocol.identity import PeerId, short_id
+from protocol.transport import Stream, Transport
 from protocol.wire import Range, Size, decode, encode
+
+logger = logging.getLogger(__name__)
 
 DIAL_BACK_PROTOCOL = "/barnraise/dial-back/1"
 
@@ -203,3 +208,181 @@ def told_addresses(
     kept = [one for one in dict.fromkeys(own) if one not in gone]
     outer = [one for one in dict.fromkeys(proved) if one not in {*kept, *gone}][:num_max]
     return (*kept[: num_max - len(outer)], *outer)
+
+
+# Dialling others back ---------------------------------------------------------------------------
+
+ASK_S = 10.0
+"""For all of it: the question, the dial, and the answer."""
+
+KNOCK_S = 5.0
+"""For a connection and its handshake."""
+
+AT_ONCE_MAX = 8
+
+Seen = Callable[[PeerId], str]
+"""The address that a peer comes from over a direct connection; empty where there is none."""
+
+Knock = Callable[[PeerId, str], Awaitable[bool]]
+"""Whether that peer, and nobody else, answers at an address. Raises nothing."""
+
+
+class DialBackServer:
+    """Serves `DIAL_BACK_PROTOCOL` on a transport."""
+
+    def __init__(self, transport: Transport, *, seen: Seen, knock: Knock) -> None:
+        self._seen = seen
+        self._knock = knock
+        self._quotas = DialBackQuotas()
+        self._num_at_once = 0
+        transport.serve(DIAL_BACK_PROTOCOL, self.serve)
+
+    async def serve(self, stream: Stream) -> None:
+        """One check of a peer. Raises PeerError, NetworkError."""
+        if self._num_at_once >= AT_ONCE_MAX:
+            return
+        self._num_at_once += 1
+        try:
+            with trio.move_on_after(ASK_S):
+                message = decode_check(await stream.receive_frame(FRAME_BYTES_MAX))
+                if not isinstance(message, Check):
+                    raise DecodeError("an answer where a check belongs")
+                outcome = await self._check(stream.peer, message.port)
+                await stream.send_frame(encode_check(outcome))
+        finally:
+            self._num_at_once -= 1
+
+    async def _check(self, peer: PeerId, port: int) -> Outcome:
+        seen = self._seen(peer)
+        address = to_dial(seen, port)
+        if not address:
+            return Declined("no public address, or a port of the system")
+        if not self._quotas.take(network_of(seen), trio.current_time()):
+            return Declined("too many of late")
+        answers = False
+        with trio.move_on_after(KNOCK_S):
+            answers = await self._knock(peer, address)
+        logger.debug("dialled back peer=%s address=%s answers=%s", short_id(peer), address, answers)
+        return Answered(address) if answers else Silent(address)
+
+
+# Having ourselves dialled -----------------------------------------------------------------------
+
+LOOK_S = 0.5
+ANSWER_S = 12.0
+
+NETWORKS_ENOUGH = 3
+"""That are asked in a round: two liars of three would be needed."""
+
+ROUND_FIRST_S, ROUND_S = 15.0, 900.0
+"""Between rounds: soon while nothing is proved, and then now and then."""
+
+DECLINED_AGAIN_S = 60.0
+
+Observers = Callable[[], Mapping[PeerId, str]]
+"""Peers that may be asked: with a direct connection, and the public address of each."""
+
+
+class DialBackClient:
+    """What others find out about the ports where we may be reached. `run` it in a nursery."""
+
+    def __init__(
+        self, transport: Transport, *, observers: Observers, ports: Callable[[], tuple[int, ...]]
+    ) -> None:
+        self.votes = Votes()
+        self._transport = transport
+        self._observers = observers
+        self._ports = ports
+        self._asked: dict[int, set[str]] = {}
+        """Of each port, the networks that were asked in this round."""
+        self._again_s: dict[PeerId, float] = {}
+        self._round_due_s = 0.0
+        self._round_s = ROUND_FIRST_S
+        self._known: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
+        self._changed = trio.Event()
+
+    def proved(self) -> tuple[str, ...]:
+        """Addresses at which others find us."""
+        return self.votes.proved(trio.current_time())
+
+    def refuted(self, *, lead: int = 1) -> tuple[str, ...]:
+        """Addresses at which others do not; see `Votes.refuted`."""
+        return self.votes.refuted(trio.current_time(), lead=lead)
+
+    @property
+    def change(self) -> trio.Event:
+        """Set when an address is proved or refuted, or neither any more; then another one."""
+        return self._changed
+
+    def start_over(self) -> None:
+        """The machine is in another network: what was found out says nothing now."""
+        self.votes.forget()
+        self._again_s.clear()
+        self._round_due_s, self._round_s = 0.0, ROUND_FIRST_S
+        self._compare()
+
+    async def run(self) -> None:
+        """Ask, until cancelled. Raises nothing."""
+        async with trio.open_nursery() as nursery:
+            while True:
+                self._look(nursery)
+                await trio.sleep(LOOK_S)
+
+    def _look(self, nursery: trio.Nursery) -> None:
+        now_s = trio.current_time()
+        self._compare()  # Votes grow old.
+        if now_s >= self._round_due_s:
+            self._asked = {port: set() for port in self._ports()}
+            self._round_due_s = now_s + self._round_s
+            self._round_s = min(2 * self._round_s, ROUND_S)
+        observers = self._observers()
+        self._again_s = {one: due for one, due in self._again_s.items() if one in observers}
+        for peer, address in observers.items():
+            network = network_of(address)
+            if not network or now_s < self._again_s.get(peer, 0.0):
+                continue
+            for port, networks in self._asked.items():
+                if network not in networks and len(networks) < NETWORKS_ENOUGH:
+                    networks.add(network)
+                    nursery.start_soon(self._ask, peer, network, port)
+
+    async def _ask(self, peer: PeerId, network: str, port: int) -> None:
+        asked = self._asked[port]
+        has_voted = False
+        try:
+            with trio.fail_after(ANSWER_S):
+                stream = await self._transport.open_stream(peer, DIAL_BACK_PROTOCOL)
+                try:
+                    await stream.send_frame(encode_check(Check(port)))
+                    outcome = decode_check(await stream.receive_frame(FRAME_BYTES_MAX))
+                finally:
+                    with trio.CancelScope(shield=True):
+                        await stream.aclose()
+            if isinstance(outcome, Check):
+                raise DecodeError("a check where an answer belongs")
+            if isinstance(outcome, Declined):
+                logger.debug("not dialled back peer=%s reason=%r", short_id(peer), outcome.reason)
+                return
+            self.votes.heard(outcome, network, port, trio.current_time())
+            has_voted = True
+            if self.proved():
+                # Should that end, it is soon looked for again.
+                self._round_due_s, self._round_s = trio.current_time() + ROUND_S, ROUND_FIRST_S
+            self._compare()
+        except (PeerError, NetworkError, trio.TooSlowError) as error:
+            logger.debug("not dialled back peer=%s reason=%r", short_id(peer), error)
+        finally:
+            if not has_voted:
+                # Another peer of that network may do it, this one later.
+                asked.discard(network)
+                self._again_s[peer] = trio.current_time() + DECLINED_AGAIN_S
+
+    def _compare(self) -> None:
+        known = self.proved(), self.refuted()
+        if known != self._known:
+            self._known = known
+            logger.info(
+                "dialled back answered=%s silent=%s", *(",".join(one) or "none" for one in known)
+            )
+            self._changed.set()
+            self._changed = trio.Event()

@@ -10,7 +10,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from dht.reaching.subnets import NARROW_BITS, subnets
+from dht.reaching.addresses import NARROW_BITS, subnets
 from protocol.identity import PeerId
 
 OWN_SHARE = 5

@@ -1,7 +1,8 @@
 """Meeting the nodes of one's own network without being told of any: mDNS, by the library zeroconf.
 
-It has a thread of its own, and parses what any machine of the network sends. What it keeps of that
-is looked at: where there is more than a network of people's machines says, we stop listening.
+What is told there, and what is believed, is pure. The library has a thread of its own, and parses
+what any machine of the network sends. What it keeps of that is looked at: where there is more than
+a network of people's machines says, we stop listening.
 """
 
 import contextlib
@@ -10,20 +11,114 @@ import logging
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
 
 import psutil
 import trio
 import zeroconf
+from blake3 import blake3
 
-from dht.reaching.gone import host_and_port
-from dht.reaching.interfaces import told_hosts
-from dht.reaching.lan_words import SERVICE, LanPeer, Network, heard, networks_of, properties_of
-from protocol.identity import PeerId, short_id
+from dht.reaching.addresses import host_and_port, told_hosts
+from protocol import limits
+from protocol.errors import DecodeError
+from protocol.identity import PeerId, parse_peer_id, peer_id_text, short_id
 
 logger = logging.getLogger(__name__)
+
+SERVICE = "_barnraise._tcp.local."
+
+TAG_BYTES = 16
+_TAG_DOMAIN = b"barnraise/lan/run/1\x00"
+_PEER, _TAG = "peer", "run"
+
+_TEXT_BYTES_MAX = 128
+"""Of one property; ours have 52 at most."""
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+
+@dataclass(frozen=True, slots=True)
+class LanPeer:
+    """A node of this network, as somebody there says."""
+
+    peer: PeerId
+    addresses: tuple[str, ...]
+    tag: str
+    """Of its run; empty of a node that is in none."""
+
+
+def run_tag(run: bytes) -> str:
+    """The tag of a run's digest. Nobody can tell the run by it who does not know it already."""
+    return blake3(_TAG_DOMAIN + run).digest(length=TAG_BYTES).hex()
+
+
+def properties_of(peer: PeerId, tag: str) -> dict[str, str]:
+    """What is told beside addresses and port."""
+    return {_PEER: peer_id_text(peer), _TAG: tag}
+
+
+def networks_of(hosts: Iterable[tuple[str, str | None]]) -> tuple[Network, ...]:
+    """The networks that these own addresses lie in; with each goes its mask, if there is one."""
+    found: dict[Network, None] = {}
+    for host, mask in hosts:
+        try:
+            if ":" in host:
+                # Masks of IPv6 are told in full by some systems and as a number by others: homes
+                # have /64.
+                found[ipaddress.ip_network((host.partition("%")[0], 64), strict=False)] = None
+            elif mask:
+                found[ipaddress.ip_network(f"{host}/{mask}", strict=False)] = None
+        except ValueError:
+            continue
+    return tuple(found)
+
+
+def heard(
+    properties: Mapping[bytes, bytes | None],
+    hosts: Iterable[str],
+    port: int | None,
+    *,
+    networks: Iterable[Network],
+) -> LanPeer | None:
+    """The node that an answer names, at those of its addresses that lie in `networks`; else None.
+
+    Anything may be in an answer. Link-local addresses are left out: they mean nothing without an
+    interface.
+    """
+    texts = {name: properties.get(name.encode()) or b"" for name in (_PEER, _TAG)}
+    if (
+        port is None
+        or not 0 < port < 2**16
+        or any(len(t) > _TEXT_BYTES_MAX for t in texts.values())
+    ):
+        return None
+    try:
+        peer = parse_peer_id(texts[_PEER].decode("ascii"))
+        tag = texts[_TAG].decode("ascii")
+        if tag and len(bytes.fromhex(tag)) != TAG_BYTES:
+            return None
+    except (ValueError, DecodeError):
+        return None
+    addresses = _addresses(hosts, port, tuple(networks))
+    return LanPeer(peer, addresses, tag) if addresses else None
+
+
+def _addresses(hosts: Iterable[str], port: int, networks: tuple[Network, ...]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for text in hosts:
+        try:
+            host = ipaddress.ip_address(text)
+        except ValueError:
+            continue
+        near = (one for one in networks if one.version == host.version)
+        if not host.is_link_local and any(host in one for one in near):
+            found[f"/ip{host.version}/{host}/tcp/{port}"] = None
+    return tuple(found)[: limits.DHT_ADDRESSES_PER_CONTACT_MAX]
+
+
+# The edge: zeroconf -----------------------------------------------------------------------------
 
 LOOK_S = 2.0
 """How often we look for a changed network, and at what was heard."""

@@ -10,8 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from dht.reaching.circuits import is_public
-from dht.reaching.gone import host_and_port
+from dht.reaching.addresses import host_and_port, is_public
 from protocol.errors import DecodeError
 from protocol.transport import Address
 from protocol.wire import Size, decode, encode

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import trio
 
-from dht.reaching.circuits import (
+from dht.reaching.addresses import (
     FRAME_BYTES_MAX,
     RELAY_PROTOCOL,
     Ask,
@@ -30,6 +30,7 @@ from protocol.identity import PeerId, short_id
 from protocol.transport import Stream, Transport
 
 logger = logging.getLogger(__name__)
+
 
 PLACES_WANTED = 2
 """One relay may die. Each costs a stream and a few bytes a second."""
@@ -104,10 +105,6 @@ class Places:
     def change(self) -> trio.Event:
         """Set when a place has come or gone; another one from then on."""
         return self._changed
-
-    async def changed(self) -> None:
-        """Until a place has come or gone."""
-        await self._changed.wait()
 
     def start_over(self) -> None:
         """The machine is in another network: ask everybody anew."""

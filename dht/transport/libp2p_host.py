@@ -43,23 +43,25 @@ from multiaddr import Multiaddr
 from multiaddr.exceptions import Error as MultiaddrError
 from psutil import net_if_addrs
 
-from dht.reaching.interfaces import loopback_host, told_hosts
+from dht.reaching.addresses import loopback_host, told_hosts
 from dht.transport.libp2p_knocking import FULL_PROTOCOL, Door
-from dht.transport.libp2p_link import OpenLink
-from dht.transport.libp2p_psk import (
+from dht.transport.libp2p_link import OpenLink, link_of
+from dht.transport.libp2p_security import (
     NOT_PRIVATE,
     PRIVATE,
     PSK_BYTES,
     PSK_PROTOCOL,
     PskNoise,
+    TunedNoise,
+    TunedTls,
 )
-from dht.transport.libp2p_security import TunedNoise, link_of
 from dht.transport.libp2p_stream import root_message
-from dht.transport.libp2p_tls import TunedTls
 from dht.transport.libp2p_yamux import FULL_CODE, Muxers, Yamux
 from protocol import limits
 from protocol.errors import FULL, ConfigError
 from protocol.identity import PeerId, peer_id_text
+
+logger = logging.getLogger(__name__)
 
 NO_WORD = "it closed the connection, or said nothing: it may have no place at the moment"
 
@@ -73,7 +75,6 @@ hole."""
 SECURITIES = ("tls", "noise")
 """What `TransportConfig.security` may say."""
 
-logger = logging.getLogger(__name__)
 
 _DIALABLE = (
     {"ip4", "tcp"},

@@ -15,11 +15,11 @@ from libp2p.protocol_muxer.multiselect import MULTISELECT_PROTOCOL_ID
 from libp2p.utils import encode_delim
 
 from dht.reaching.inbound_places import Guest, InboundPlaces
-from dht.transport.libp2p_link import KnockingStream, Link, remote_of
-from dht.transport.libp2p_links import Links
+from dht.transport.libp2p_link import KnockingStream, Link, Links, remote_of
 from dht.transport.libp2p_yamux import Yamux
 
 logger = logging.getLogger(__name__)
+
 
 FULL_PROTOCOL = "/barnraise/full/1"
 """Answered to the first protocol that is asked for, whichever it is."""

@@ -1,32 +1,223 @@
-"""How others reach this node: its own addresses, what others find out of them, relays, holes."""
+"""How others reach this node: its own addresses, what others find out of them, relays, holes.
+
+Direct connections beside relayed ones are opened by both ends at one moment: a punch.
+"""
 
 import ipaddress
 import logging
 
 import trio
+from libp2p.abc import INetworkService
 from libp2p.host.basic_host import BasicHost
 from libp2p.network.connection.raw_connection import RawConnection
 from libp2p.network.swarm import Swarm
 from libp2p.transport.tcp.tcp import TCP
 from multiaddr import Multiaddr
 
-from dht.reaching.circuits import is_public
-from dht.reaching.dial_back import GIVE_UP_LEAD, told_addresses
-from dht.reaching.dial_back_client import DialBackClient
-from dht.reaching.dial_back_server import DialBackServer
-from dht.reaching.gone import host_and_port
-from dht.reaching.port_mapper import PortMapper
+from dht.reaching.addresses import host_and_port, is_public
+from dht.reaching.dial_back import GIVE_UP_LEAD, DialBackClient, DialBackServer, told_addresses
+from dht.reaching.punching import (
+    FIRST_WAIT_S,
+    FRAME_BYTES_MAX,
+    PUNCH_PROTOCOL,
+    TRIES,
+    TRY_S,
+    Due,
+    Go,
+    Offer,
+    decode_signal,
+    encode_signal,
+    mapped_addresses,
+    targets,
+)
 from dht.reaching.relay_client import Places
-from dht.reaching.routers import NatPmp, Upnp, gateways
+from dht.reaching.routers import NatPmp, PortMapper, Upnp, gateways
 from dht.transport.libp2p_host import TransportConfig, library_id, plain_addresses
 from dht.transport.libp2p_inbound import BAD_BYTES
-from dht.transport.libp2p_links import Links
-from dht.transport.libp2p_punching import Puncher
+from dht.transport.libp2p_link import Links, link_of
 from dht.transport.libp2p_stream import root_message
+from protocol.errors import DecodeError, NetworkError, PeerError, RefusedError
 from protocol.identity import PeerId, short_id
-from protocol.transport import Transport
+from protocol.transport import Stream, Transport
 
 logger = logging.getLogger(__name__)
+
+PUNCH_LOOK_S = 0.25
+SIGNAL_S = 10.0
+SERVED_MAX = 16
+"""Peers that may have us send packets at one time."""
+
+_ANYWHERE = ("0.0.0.0", "::")  # noqa: S104 - where this node listens already
+
+_NOWHERE = Multiaddr("/ip4/0.0.0.0/tcp/0")
+
+
+class Puncher:
+    """Tries to reach directly whoever is connected through a relay. `run` it in a nursery.
+
+    Of two peers the one with the lower id begins; it is also the client of the handshake, for in a
+    connection that both have opened somebody has to be.
+    """
+
+    def __init__(
+        self, transport: Transport, links: Links, places: Places, network: INetworkService
+    ) -> None:
+        self._transport = transport
+        self._links = links
+        self._places = places
+        self._network = network
+        self._source: tuple[str, int] | None = None
+        self._due: dict[PeerId, Due] = {}
+        self._served: set[PeerId] = set()
+        self._nursery: trio.Nursery | None = None
+        transport.serve(PUNCH_PROTOCOL, self.accept)
+
+    async def run(self, host: str, port: int) -> None:
+        """Punch from where this node listens, until cancelled."""
+        self._source = (host, port)
+        async with trio.open_nursery() as nursery:
+            self._nursery = nursery
+            while True:
+                self._look(nursery)
+                await trio.sleep(PUNCH_LOOK_S)
+
+    def _look(self, nursery: trio.Nursery) -> None:
+        now_s = trio.current_time()
+        relayed = {peer for peer in self._links.peers() if self._is_relayed(peer)}
+        ours = {peer for peer in relayed if self._transport.peer_id < peer}
+        self._due = {peer: due for peer, due in self._due.items() if peer in ours}
+        for peer in ours:
+            due = self._due.setdefault(peer, Due(now_s + FIRST_WAIT_S))
+            # Who has no relay of its own is not known to come from anywhere.
+            if now_s >= due.at_s and self._places.seen():
+                due.postpone(now_s)
+                nursery.start_soon(self._begin, peer)
+
+    def _is_relayed(self, peer: PeerId) -> bool:
+        return self._links.is_up(peer) and not self._links.is_direct(peer)
+
+    def _offer(self) -> Offer:
+        port = self._source[1] if self._source else 0
+        return Offer(mapped_addresses(self._places.seen(), port))
+
+    # Who begins ----------------------------------------------------------------------------------
+
+    async def _begin(self, peer: PeerId) -> None:
+        try:
+            stream = await self._transport.open_stream(peer, PUNCH_PROTOCOL)
+        except NetworkError as error:
+            logger.debug("no punch peer=%s reason=%s", short_id(peer), error)
+            return
+        try:
+            for number in range(TRIES):
+                if not self._is_relayed(peer):
+                    break
+                await self._try(stream, number)
+        except (PeerError, NetworkError, trio.TooSlowError) as error:
+            logger.debug("no punch peer=%s reason=%r", short_id(peer), error)
+        finally:
+            with trio.CancelScope(shield=True):
+                await stream.aclose()
+        logger.info("punch peer=%s direct=%s", short_id(peer), self._links.is_direct(peer))
+
+    async def _try(self, stream: Stream, number: int) -> None:
+        with trio.fail_after(SIGNAL_S):
+            asked_s = trio.current_time()
+            await _say(stream, self._offer())
+            theirs = await _hear_offer(stream)
+            there_and_back_s = trio.current_time() - asked_s
+            await _say(stream, Go())
+            # The client's packet is to be first: where the other's meets an open door instead of
+            # a packet, a listener answers it, and both ends are servers. But some routers answer
+            # a packet out of the blue with a refusal, so in between both go at the same moment.
+            await trio.sleep(there_and_back_s / 2 * (number % 2))
+        await self._punch(stream.peer, theirs, is_client=True)
+
+    # Who answers ---------------------------------------------------------------------------------
+
+    async def accept(self, stream: Stream) -> None:
+        """Handler of inbound streams. Raises PeerError, NetworkError."""
+        peer = stream.peer
+        if peer in self._served or len(self._served) >= SERVED_MAX:
+            return
+        if not peer < self._transport.peer_id:
+            raise RefusedError("the peer with the lower id begins a punch")
+        self._served.add(peer)
+        try:
+            for _ in range(TRIES):
+                if not self._is_relayed(peer):
+                    return
+                with trio.fail_after(SIGNAL_S):
+                    theirs = await _hear_offer(stream)
+                    await _say(stream, self._offer())
+                    if not isinstance(await _hear(stream), Go):
+                        raise DecodeError("an offer where the start belongs")
+                await self._punch(peer, theirs, is_client=False)
+        except trio.TooSlowError:
+            logger.debug("punch given up peer=%s", short_id(peer))
+        finally:
+            self._served.discard(peer)
+
+    # Both ----------------------------------------------------------------------------------------
+
+    async def _punch(self, peer: PeerId, theirs: Offer, *, is_client: bool) -> None:
+        """Send packets until there is a direct connection, or the time of this try is over."""
+        with trio.move_on_after(TRY_S):
+            async with trio.open_nursery() as nursery:
+                for address in targets(theirs):
+                    nursery.start_soon(self._dial, peer, address, is_client)
+                await self._links.until_direct(peer)
+                nursery.cancel_scope.cancel()
+
+    async def _dial(self, peer: PeerId, address: str, is_client: bool) -> None:
+        try:
+            dialled = await TCP().dial_with_source(Multiaddr(address), self._from(address))
+        except BAD_BYTES as error:
+            logger.debug("punch failed peer=%s reason=%s", short_id(peer), root_message(error))
+            return
+        assert isinstance(dialled, RawConnection)
+        raw = RawConnection(dialled.stream, is_client)
+        if self._nursery is not None:
+            # Not in the try's own nursery, which ends as soon as there is a connection.
+            self._nursery.start_soon(self._shake_hands, peer, raw)
+
+    def _from(self, address: str) -> tuple[str, int]:
+        """Where this node listens, in the family of the address."""
+        host, port = self._source or ("", 0)
+        if host not in _ANYWHERE:
+            return host, port
+        return _ANYWHERE[address.startswith("/ip6/")], port
+
+    async def _shake_hands(self, peer: PeerId, raw: RawConnection) -> None:
+        try:
+            if raw.is_initiator:
+                conn = await self._network.upgrade_outbound_raw_conn(raw, library_id(peer))
+                link = link_of(getattr(conn, "muxed_conn", None))
+                if link is not None:
+                    link.is_punched = True
+            else:
+                # Returns when the connection is gone.
+                await self._network.upgrade_inbound_raw_conn(raw, _NOWHERE)
+        except BAD_BYTES as error:
+            logger.debug("punch failed peer=%s reason=%s", short_id(peer), root_message(error))
+
+
+async def _hear(stream: Stream) -> Offer | Go:
+    return decode_signal(await stream.receive_frame(FRAME_BYTES_MAX))
+
+
+async def _hear_offer(stream: Stream) -> Offer:
+    signal = await _hear(stream)
+    if not isinstance(signal, Offer):
+        raise DecodeError("a start without an offer")
+    return signal
+
+
+async def _say(stream: Stream, signal: Offer | Go) -> None:
+    await stream.send_frame(encode_signal(signal))
+
+
+# The ways to one node ---------------------------------------------------------------------------
 
 LOOK_S = 2.0
 """How old the list of this machine's addresses may be: making it takes some of the time of a

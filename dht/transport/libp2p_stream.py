@@ -10,7 +10,7 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.stream_muxer.exceptions import MuxedStreamError
 
 from dht.transport.libp2p_link import Spawn
-from dht.transport.libp2p_muxed_stream import MuxedStream, Part
+from dht.transport.libp2p_yamux import MuxedStream, Part
 from protocol import limits
 from protocol.errors import LimitError, StreamClosedError
 from protocol.identity import PeerId

@@ -22,24 +22,19 @@ from libp2p.exceptions import BaseLibp2pError
 from libp2p.host.basic_host import BasicHost
 from multiaddr import Multiaddr
 
-from dht.reaching.circuits import CIRCUIT_PROTOCOL
-from dht.reaching.gone import is_gone
+from dht.reaching.addresses import CIRCUIT_PROTOCOL, is_gone
 from dht.reaching.relay_client import accept_circuit
-from dht.transport import libp2p_negotiate
-from dht.transport.libp2p_circuit import CircuitConnection
-from dht.transport.libp2p_dialing import Dialer
+from dht.transport.libp2p_dialing import CircuitConnection, Dialer
 from dht.transport.libp2p_host import (
     TransportConfig,
     build_host,
     library_id,
     reserved_port,
 )
-from dht.transport.libp2p_inbound import BAD_BYTES, Inbound
+from dht.transport.libp2p_inbound import BAD_BYTES, Inbound, request_protocol
 from dht.transport.libp2p_knocking import Door
-from dht.transport.libp2p_link import Task
-from dht.transport.libp2p_links import ConnectionEvent, Links
+from dht.transport.libp2p_link import ConnectionEvent, Links, Task, link_of
 from dht.transport.libp2p_reach import Reach
-from dht.transport.libp2p_security import link_of
 from dht.transport.libp2p_stream import Libp2pStream, Traffic, root_message
 from protocol.errors import (
     FULL,
@@ -50,15 +45,16 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.identity import Ed25519Signer, PeerId, short_id
-from protocol.transport import Stream, StreamHandler
+from protocol.transport import Pace, Stream, StreamHandler, at_once
 
 if TYPE_CHECKING:
     # libp2p brings stubs of trio that hide trio's own types; they know it by this name.
     from trio_typing import TaskStatus
 
+logger = logging.getLogger(__name__)
+
 __all__ = ["ConnectionEvent", "Libp2pTransport", "TransportConfig", "open_transport"]
 
-logger = logging.getLogger(__name__)
 
 DISCONNECT_GRACE_S = 0.2
 """For a goodbye over a connection that may be stuck; then its socket is closed."""
@@ -174,13 +170,13 @@ class Libp2pTransport:
         """How a connected peer is reached: "LAN", "direct", "mapped", "punched" or "relayed"."""
         return self._links.path(peer, is_listed=self.reach.is_listed())
 
-    async def connect(self, peer: PeerId, addresses: Sequence[str]) -> None:
+    async def connect(self, peer: PeerId, addresses: Sequence[str], pace: Pace = at_once) -> None:
         """Connect to `peer`; the next address starts when one fails, or beside it after a second.
 
-        Addresses that lead through a relay come last. Raises UnreachableError naming each address
-        and why it failed.
+        Addresses that lead through a relay come last. `pace` is awaited before each dial. Raises
+        UnreachableError naming each address and why it failed.
         """
-        await self._dialer.connect(peer, addresses)
+        await self._dialer.connect(peer, addresses, pace)
 
     async def _accept_circuit(self, stream: Stream) -> None:
         """A relay that we have a place at brings somebody, who proves who it is."""
@@ -213,7 +209,7 @@ class Libp2pTransport:
                     await self._dialer.second(peer)
                 connection = self._connection(peer, protocol)
                 stream = self._wrap(await self._new_stream(connection), peer)
-                await libp2p_negotiate.request(stream, protocol)
+                await request_protocol(stream, protocol)
                 agreed = True
                 return stream
         except (trio.TooSlowError, StreamClosedError) as error:

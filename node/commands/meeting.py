@@ -92,7 +92,7 @@ def bootstrap(
 ) -> None:
     """Run a DHT node and relay for any peer, in the foreground until Ctrl+C; it does not train."""
     with handling(end_at_once):
-        from dht.reaching.relay_books import RelayLimits
+        from dht.reaching.relay_server import RelayLimits
         from node.daemon.bootstrap import LISTEN, bootstrap_in_foreground
         from node.state.config import NodeConfig
         from node.state.folder import default_state

@@ -10,7 +10,7 @@ from pathlib import Path
 import trio
 
 from dht.directory import KademliaDirectory
-from dht.reaching.scopes import told_to_members
+from dht.reaching.addresses import told_to_members
 from dht.transport.libp2p_transport import Libp2pTransport
 from node.daemon.driver import Driver, DriverParts
 from node.holdings.checkpoints import Checkpoints, stored_states

@@ -17,8 +17,7 @@ import trio
 
 from dht.directory import DirectoryConfig, KademliaDirectory
 from dht.kademlia.routing import Contact
-from dht.reaching.relay_books import RelayLimits
-from dht.reaching.relay_server import RelayServer
+from dht.reaching.relay_server import RelayLimits, RelayServer
 from dht.transport.libp2p_host import visiting_host
 from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.peers.departure import Departure

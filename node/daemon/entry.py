@@ -7,6 +7,7 @@ import trio
 
 from dht.directory import KademliaDirectory
 from dht.kademlia.routing import Contact
+from dht.reaching.dials import DialFor, TurnWish
 from node.daemon.assembly import Node
 from node.peers.links import Links
 from node.peers.listening import full_addresses
@@ -121,17 +122,22 @@ class FirstPeers:
         peer: PeerId,
         addresses: Sequence[str],
         failures: dict[PeerId, str],
-        patience: trio.CancelScope,
+        all_dials: trio.CancelScope,
     ) -> None:
         failures[peer] = f"no answer within {DIAL_S:.0f} s"
+        memory = self._links.memory
         try:
-            with trio.move_on_after(DIAL_S):
-                await self._transport.connect(peer, addresses)
+            with trio.move_on_after(DIAL_S) as patience:
+                pace = memory.pace(patience, TurnWish(DialFor.RUN))
+                await self._transport.connect(peer, addresses, pace)
                 del failures[peer]
                 # The others are tried again by the directory: nobody waits long for the dead.
-                patience.deadline = min(patience.deadline, trio.current_time() + GRACE_S)
+                all_dials.deadline = min(all_dials.deadline, trio.current_time() + GRACE_S)
         except NetworkError as error:
             failures[peer] = str(error)
+        finally:
+            at, connected = self._transport.dialled(peer), self._transport.connected()
+            memory.note_outcome(addresses, at, connected, trio.current_time())
 
     async def watch_company(self) -> None:
         """Tell a newcomer that all whom it was told of are others than it was told."""

@@ -12,9 +12,8 @@ from typing import TextIO
 import trio
 
 from dht.directory import DirectoryConfig, KademliaDirectory
-from dht.reaching.relay_books import volunteer_limits
-from dht.reaching.relay_server import RelayServer
-from dht.reaching.scopes import PrivateAddresses, told_in_records
+from dht.reaching.addresses import PrivateAddresses, told_in_records
+from dht.reaching.relay_server import RelayServer, volunteer_limits
 from dht.transport.libp2p_transport import Libp2pTransport
 from node.daemon.assembly import Machinery, Node, assemble
 from node.daemon.driver import Driver

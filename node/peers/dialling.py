@@ -12,35 +12,8 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain, zip_longest
 
-from dht.reaching.dial_memory import DialMemory
+from dht.reaching.dials import DialMemory
 from protocol.identity import PeerId
-
-RETRY_S_MAX = 60.0
-
-
-@dataclass(slots=True)
-class Retry:
-    """`due_s` is monotonic; each failure doubles the time to the next try."""
-
-    due_s: float = 0.0
-    delay_s: float = 1.0
-
-    def postpone(self, now_s: float) -> None:
-        """It is being tried now."""
-        self.due_s = now_s + self.delay_s
-        self.delay_s = min(2 * self.delay_s, RETRY_S_MAX)
-
-
-_PAUSE_TIMES_MAX = 4.0
-
-
-def pause_s(least_s: float, took_s: float) -> float:
-    """How long to rest behind what took `took_s` and is to be done again: as long, within bounds.
-
-    Where all are busy, all that they do again and again is what they are busy with.
-    """
-    return min(max(least_s, took_s), _PAUSE_TIMES_MAX * least_s)
-
 
 KNOWN_MAX = 256
 """Peers kept to be dialled: four times the seats. Anybody can announce made-up ones."""
@@ -126,6 +99,33 @@ class AddressBook:
         places = self._places.get(peer, _Places())
         both = chain.from_iterable(zip_longest(places.named, places.announced))
         return tuple(dict.fromkeys(one for one in both if one is not None))
+
+
+RETRY_S_MAX = 60.0
+
+
+@dataclass(slots=True)
+class Retry:
+    """`due_s` is monotonic; each failure doubles the time to the next try."""
+
+    due_s: float = 0.0
+    delay_s: float = 1.0
+
+    def postpone(self, now_s: float) -> None:
+        """It is being tried now."""
+        self.due_s = now_s + self.delay_s
+        self.delay_s = min(2 * self.delay_s, RETRY_S_MAX)
+
+
+_PAUSE_TIMES_MAX = 4.0
+
+
+def pause_s(least_s: float, took_s: float) -> float:
+    """How long to rest behind what took `took_s` and is to be done again: as long, within bounds.
+
+    Where all are busy, all that they do again and again is what they are busy with.
+    """
+    return min(max(least_s, took_s), _PAUSE_TIMES_MAX * least_s)
 
 
 AT_ONCE_MAX, STRANGE_AT_ONCE_MAX = 8, 4

@@ -16,7 +16,7 @@ from typing import Annotated
 
 from blake3 import blake3
 
-from dht.reaching.circuits import is_circuit, is_public
+from dht.reaching.addresses import is_circuit, is_public
 from node.state.config import PeerAddress, parse_peer_address
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError

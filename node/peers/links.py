@@ -19,9 +19,13 @@ import trio
 
 from dht.directory import Directory
 from dht.kademlia.records import SignedRecord
-from dht.reaching.circuits import may_be_dialled
-from dht.reaching.dial_memory import DialMemory
-from dht.reaching.scopes import PrivateAddresses, told_in_records, told_to_members
+from dht.reaching.addresses import (
+    PrivateAddresses,
+    may_be_dialled,
+    told_in_records,
+    told_to_members,
+)
+from dht.reaching.dials import DialFor, DialMemory, TurnWish
 from node.peers.access import Access
 from node.peers.dialling import (
     KNOWN_MAX,
@@ -388,8 +392,9 @@ class Links:
 
     async def _dial(self, dial: Dial) -> None:
         try:
-            with trio.move_on_after(DIAL_S):
-                await self.transport.connect(dial.peer, dial.addresses)
+            with trio.move_on_after(DIAL_S) as patience:
+                pace = self.memory.pace(patience, TurnWish(DialFor.RUN))
+                await self.transport.connect(dial.peer, dial.addresses, pace)
         except NetworkError as error:
             logger.info("unreachable peer=%s reason=%s", short_id(dial.peer), error)
         finally:

@@ -13,8 +13,7 @@ import trio
 
 from dht.directory import KademliaDirectory
 from dht.kademlia.routing import Contact
-from dht.reaching.lan import PEERS_MAX, Lan, Told
-from dht.reaching.lan_words import LanPeer, run_tag
+from dht.reaching.lan import PEERS_MAX, Lan, LanPeer, Told, run_tag
 from node.state.config import NodeConfig, PeerAddress
 from protocol import limits
 from protocol.identity import PeerId

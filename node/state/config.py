@@ -5,8 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from dht.reaching.circuits import parse_circuit
-from dht.reaching.scopes import PRIVATE_ADDRESSES, PrivateAddresses
+from dht.reaching.addresses import PRIVATE_ADDRESSES, PrivateAddresses, parse_circuit
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, parse_peer_id
 

@@ -34,9 +34,9 @@ _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("journal", ("training/files/durable.py", "node/durable/", "record_log.py")),
     ("receive, decrypt", ("libp2p_session.py receive", "libp2p_session.py _decrypted")),
     ("receive, decrypt", ("libp2p_session.py _plain_into", "libp2p_stream.py receive")),
-    ("receive, decrypt", ("libp2p_tls.py receive", "libp2p_tls.py _decrypted")),
+    ("receive, decrypt", ("libp2p_security.py receive", "libp2p_security.py _decrypted")),
     ("receive, decrypt", ("libp2p_link.py _receive_into", "libp2p_link.py arrived")),
-    ("receive, decrypt", ("libp2p_muxed_stream.py feed", "libp2p_muxed_stream.py take")),
+    ("receive, decrypt", ("libp2p_yamux.py take",)),
     ("receive, decrypt", ("libp2p_yamux.py _read", "libp2p_yamux.py feed", "libp2p_link.py read")),
     (
         "receive, decrypt",
@@ -46,9 +46,9 @@ _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "send, encrypt",
         ("libp2p_session.py send", "libp2p_session.py write", "_send_items", "send_items"),
     ),
-    ("send, encrypt", ("libp2p_tls.py send", "libp2p_stream.py send", "libp2p_link.py write")),
+    ("send, encrypt", ("libp2p_security.py send", "libp2p_stream.py send", "libp2p_link.py write")),
     ("send, encrypt", ("libp2p_link.py _send_some",)),
-    ("send, encrypt", ("libp2p_yamux.py", "libp2p_muxed_stream.py")),
+    ("send, encrypt", ("libp2p_yamux.py",)),
     ("connections", ("dht/transport",)),
     (
         "rounds",

@@ -12,11 +12,10 @@ from functools import partial
 
 from blake3 import blake3
 
-from dht.directory import DirectoryConfig
-from dht.kademlia.announcements import Announcement, Announcements
+from dht.directory import Announcement, Announcements, DirectoryConfig
 from dht.kademlia.kademlia import Kademlia
 from dht.kademlia.keyspace import Key, topic_key
-from dht.kademlia.lookup import LookupResult, Query
+from dht.kademlia.lookup import LookupResult, Query, Search
 from dht.kademlia.messages import (
     Nodes,
     Ping,
@@ -24,14 +23,12 @@ from dht.kademlia.messages import (
     Request,
     Store,
     Stored,
-    StoreVerdict,
     Values,
     decode_reply,
     decode_request,
     encode_message,
 )
-from dht.kademlia.paths import Search
-from dht.kademlia.records import SignedRecord, is_timely, merge
+from dht.kademlia.records import SignedRecord, StoreVerdict, is_timely, merge
 from dht.kademlia.routing import Contact
 from protocol.identity import KeyedHashSigner, PeerId
 from sim.crowds.timeline import Timeline

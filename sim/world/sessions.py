@@ -15,7 +15,7 @@ from sim.world.links import Direction
 from sim.world.nodes import Around, Session, SimNode, Wire
 
 GONE_S = 0.1
-"""Two looks of `dht.reaching.gone` at a process that is not there any more."""
+"""Two looks of `dht.reaching.addresses` at a process that is not there any more."""
 
 AGAIN_S = (0.25, 1.0)
 """From the end of a link to the next attempt, as the search of a node takes it."""

@@ -16,12 +16,11 @@ from dht.kademlia.messages import (
     Reply,
     Request,
     Stored,
-    StoreVerdict,
     Values,
     decode_request,
     encode_message,
 )
-from dht.kademlia.records import SignedRecord
+from dht.kademlia.records import SignedRecord, StoreVerdict
 from dht.kademlia.routing import Contact
 from protocol.transport import Stream
 from tests.dht.nodes import Node, ask, seed_of
@@ -33,6 +32,9 @@ class Liars:
     """They know only each other, keep nothing, and say under each key what `records` makes up."""
 
     records: Callable[[Key], Sequence[SignedRecord]] = lambda _: ()
+    made_up: Callable[[], tuple[Contact, ...]] | None = None
+    """Others whom each answer names in place of themselves."""
+
     transports: list[MemoryTransport] = field(default_factory=list)
 
     @property
@@ -54,13 +56,14 @@ class Liars:
             await stream.send_frame(encode_message(self._reply(transport.addresses(), request)))
 
     def _reply(self, own: tuple[str, ...], request: Request) -> Reply:
+        named = self.contacts[:16] if self.made_up is None else self.made_up()
         match request:
             case Ping():
                 return Pong(own)
             case FindNode():
-                return Nodes(own, self.contacts[:16])
+                return Nodes(own, named)
             case FindValue():
-                return Values(own, self.contacts[:16], tuple(self.records(request.key)), False)
+                return Values(own, named, tuple(self.records(request.key)), False)
             case _:
                 return Stored(own, StoreVerdict.STORED)
 

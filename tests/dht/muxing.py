@@ -7,10 +7,9 @@ import trio
 from libp2p.io.exceptions import ConnectionClosedError
 from libp2p.peer.id import ID
 
-from dht.transport.libp2p_muxed_stream import MuxedStream
 from dht.transport.libp2p_session import SEND_BYTES_MAX, Session
 from dht.transport.libp2p_stream import Libp2pStream, Traffic
-from dht.transport.libp2p_yamux import HEADER, Yamux
+from dht.transport.libp2p_yamux import HEADER, MuxedStream, Yamux
 from protocol.identity import PeerId
 
 
@@ -45,7 +44,8 @@ class Muxer:
 
 def muxed_stream(muxer=None):
     """A stream of `muxer`."""
-    return MuxedStream(muxer or Muxer(), 1, is_ours=True)
+    conn: Any = muxer or Muxer()
+    return MuxedStream(conn, 1, is_ours=True)
 
 
 def stream_over(muxed: MuxedStream, peer: PeerId) -> Libp2pStream:

@@ -10,7 +10,7 @@ from blake3 import blake3
 
 from dht.kademlia.kademlia import Kademlia, KademliaConfig
 from dht.kademlia.keyspace import Key, distance, node_key
-from dht.kademlia.lookup import Lookup, LookupResult, Query
+from dht.kademlia.lookup import Lookup, LookupResult, Query, Search
 from dht.kademlia.messages import (
     Nodes,
     Request,
@@ -20,7 +20,6 @@ from dht.kademlia.messages import (
     decode_request,
     encode_message,
 )
-from dht.kademlia.paths import Search
 from dht.kademlia.records import SignedRecord
 from dht.kademlia.routing import Contact
 from protocol.identity import KeyedHashSigner, PeerId

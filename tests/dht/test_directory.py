@@ -1,5 +1,7 @@
 """Nodes over a transport: strangers meet, records are kept alive, silence costs little."""
 
+from functools import partial
+
 import pytest
 import trio
 from trio.testing import MockClock
@@ -7,6 +9,7 @@ from trio.testing import MockClock
 from dht.directory import Directory, KademliaDirectory
 from dht.kademlia.keyspace import topic_key
 from dht.kademlia.messages import PROTOCOL
+from dht.kademlia.records import sign_record
 from protocol import limits
 from protocol.errors import StreamClosedError
 from protocol.transport import Stream
@@ -73,16 +76,17 @@ async def test_second_announcement_replaces_the_first(autojump_clock: MockClock)
         assert await found_values(nodes[2]) == [b"new"]
 
 
-async def test_forgotten_topic_is_found_no_more_and_not_renewed(autojump_clock: MockClock) -> None:
-    async with open_nodes(MemoryNetwork(), 4) as nodes:
+async def test_record_of_no_value_takes_back_what_its_writer_said(
+    autojump_clock: MockClock,
+) -> None:
+    async with open_nodes(MemoryNetwork(), 3) as nodes:
         await nodes[1].directory.announce(TOPIC, b"here", ttl_s=60.0)
         await nodes[2].directory.announce(TOPIC, b"there", ttl_s=60.0)
-        await nodes[1].directory.forget(TOPIC)
-        for node in nodes:
-            assert await found_values(node) == [b"there"]
-        await trio.sleep(300.0)
-        assert await found_values(nodes[0]) == [b"there"]
-        await nodes[3].directory.forget(b"never announced")
+        expires_unix_s = int(wall_clock()) + 60
+        sign = partial(sign_record, sequence=2**60, expires_unix_s=expires_unix_s)
+        withdrawn = sign(nodes[1].signer, topic_key(TOPIC), b"")
+        nodes[0].directory.kademlia.keep(withdrawn, wall_clock())
+        assert await found_values(nodes[2]) == [b"there"]
 
 
 @pytest.mark.parametrize(
@@ -158,7 +162,7 @@ async def test_late_answer_brings_back_a_peer_that_a_search_gave_up(
 
         nodes[0].transport._handlers[PROTOCOL] = busy
         await nodes[0].transport.disconnect(nodes[1].contact.peer)
-        nodes[1].directory.kademlia.store.drop(topic_key(TOPIC), nodes[0].contact.peer)
+        nodes[1].directory.kademlia.store._drop(topic_key(TOPIC), nodes[0].contact.peer)
         start_s = trio.current_time()
         assert await found_values(nodes[1]) == []
         assert trio.current_time() - start_s == pytest.approx(1.0)
@@ -275,5 +279,5 @@ async def test_cancelled_find_leaves_the_directory_usable(autojump_clock: MockCl
 def test_kademlia_directory_is_a_directory() -> None:
     kind: type[Directory] = KademliaDirectory  # Here the type checker compares it with the seam.
     members = [name for name in vars(Directory) if not name.startswith("_")]
-    assert members == ["announce", "find", "forget"]
+    assert members == ["announce", "find"]
     assert all(callable(getattr(kind, name)) for name in members)

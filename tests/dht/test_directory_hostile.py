@@ -7,18 +7,8 @@ import trio
 from trio.testing import MockClock
 
 from dht.kademlia.keyspace import topic_key
-from dht.kademlia.messages import (
-    PROTOCOL,
-    FindNode,
-    FindValue,
-    Nodes,
-    Ping,
-    Store,
-    Stored,
-    StoreVerdict,
-    Values,
-)
-from dht.kademlia.records import sign_record
+from dht.kademlia.messages import PROTOCOL, FindNode, FindValue, Nodes, Ping, Store, Stored, Values
+from dht.kademlia.records import StoreVerdict, sign_record
 from dht.kademlia.routing import Contact
 from protocol import limits
 from protocol.errors import StreamClosedError

@@ -74,7 +74,7 @@ async def main(relay_address, *target):
         await transport.connect(relay.peer, (relay.address,))
         nursery.start_soon(transport.reach.run)
         while not transport.reach.places.addresses():
-            await transport.reach.places.changed()
+            await transport.reach.places.change.wait()
         tell(addresses=full_addresses(transport.peer_id, transport.reach.places.addresses()))
         if target:
             to = parse_peer_address(target[0])

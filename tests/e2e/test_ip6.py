@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dht.reaching.circuits import is_circuit
+from dht.reaching.addresses import is_circuit
 from node.peers.invite import parse_invite
 from tests.e2e.nat_lab import PUBLIC_6, nat_lab
 from tests.e2e.node_command import SMALL, WAIT_S, NodeCommand, node, wait, write_run_file

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dht.reaching.circuits import is_circuit
+from dht.reaching.addresses import is_circuit
 from node.peers.invite import parse_invite
 from tests.e2e.demo_command import environment
 from tests.e2e.nat_lab import PUBLIC, NatLab, nat_lab

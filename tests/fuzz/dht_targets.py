@@ -19,11 +19,16 @@ from dht.kademlia.messages import (
     decode_request,
     encode_message,
 )
-from dht.reaching.nat_pmp import decode_address, decode_mapping
-from dht.transport.libp2p_muxed_stream import MuxedStream
-from dht.transport.libp2p_negotiate import accept, encode_line, request
+from dht.reaching.routers import decode_address, decode_mapping
+from dht.transport.libp2p_inbound import accept_protocol, encode_line, request_protocol
 from dht.transport.libp2p_session import Bytes, NoiseSession, Session
-from dht.transport.libp2p_yamux import HEADER, INBOUND_STREAMS_MAX, ProtocolError, Yamux
+from dht.transport.libp2p_yamux import (
+    HEADER,
+    INBOUND_STREAMS_MAX,
+    MuxedStream,
+    ProtocolError,
+    Yamux,
+)
 from protocol import limits
 from protocol.errors import (
     DecodeError,
@@ -202,11 +207,11 @@ PROTOCOL = "/barnraise/control/1"
 
 
 def _accept(data: bytes, _: Path) -> None:
-    assert trio.run(accept, Lines(data), {PROTOCOL}) == PROTOCOL
+    assert trio.run(accept_protocol, Lines(data), {PROTOCOL}) == PROTOCOL
 
 
 def _request(data: bytes, _: Path) -> None:
-    trio.run(request, Lines(data), PROTOCOL)
+    trio.run(request_protocol, Lines(data), PROTOCOL)
 
 
 def _negotiation() -> tuple[bytes, ...]:
@@ -235,14 +240,14 @@ TARGETS = [
     ),
     Target(
         name="nat-pmp mapping",
-        covers=("dht.reaching.nat_pmp.decode_mapping",),
+        covers=("dht.reaching.routers.decode_mapping",),
         read=from_bytes(decode_mapping),
         errors=(DecodeError,),
         examples=lambda: (bytes.fromhex("00820000000000070fa10fa200000e10"),),
     ),
     Target(
         name="nat-pmp address",
-        covers=("dht.reaching.nat_pmp.decode_address",),
+        covers=("dht.reaching.routers.decode_address",),
         read=from_bytes(decode_address),
         errors=(DecodeError,),
         examples=lambda: (bytes.fromhex("0080000000000007cb007107"),),
@@ -254,7 +259,7 @@ TARGETS = [
             "dht.transport.libp2p_stream.Libp2pStream.receive_exactly",
             "dht.transport.libp2p_stream.Libp2pStream.receive_raw",
             "dht.transport.libp2p_stream.Libp2pStream.receive_into",
-            "dht.transport.libp2p_muxed_stream.MuxedStream.receive_into",
+            "dht.transport.libp2p_yamux.MuxedStream.receive_into",
         ),
         read=lambda data, _: trio.run(_read_frames, data),
         errors=(LimitError, StreamClosedError),
@@ -265,8 +270,8 @@ TARGETS = [
         name="yamux",
         covers=(
             "dht.transport.libp2p_yamux.Yamux.feed",
-            "dht.transport.libp2p_muxed_stream.MuxedStream.feed",
-            "dht.transport.libp2p_muxed_stream.MuxedStream.read",
+            "dht.transport.libp2p_yamux.MuxedStream.feed",
+            "dht.transport.libp2p_yamux.MuxedStream.read",
         ),
         read=lambda data, _: trio.run(_feed_muxer, data),
         errors=(ProtocolError, ConnectionClosedError),
@@ -288,7 +293,7 @@ TARGETS = [
     ),
     Target(
         name="negotiation, answering",
-        covers=("dht.transport.libp2p_negotiate.accept",),
+        covers=("dht.transport.libp2p_inbound.accept_protocol",),
         read=_accept,
         errors=(DecodeError, StreamClosedError),
         examples=lambda: _negotiation()[:1],
@@ -296,7 +301,7 @@ TARGETS = [
     ),
     Target(
         name="negotiation, asking",
-        covers=("dht.transport.libp2p_negotiate.request",),
+        covers=("dht.transport.libp2p_inbound.request_protocol",),
         read=_request,
         errors=(UnreachableError, StreamClosedError),
         examples=lambda: _negotiation()[:1],

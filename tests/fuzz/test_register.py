@@ -21,14 +21,14 @@ DECODER = re.compile(r"(decode|parse|open|load|read|receive|feed|unpack|from)(_.
 COVERED = {name for target in TARGETS for name in target.covers}
 
 EXEMPT = {
-    "dht.transport.libp2p_circuit.CircuitConnection.read": "hands bytes on as they came",
-    "dht.reaching.relay_books.RelayBooks.open_circuit": "notes what the relay itself opens",
-    "dht.transport.libp2p_links.Links.open": "makes an object",
-    "dht.transport.libp2p_negotiate.Lines.receive_raw": "a seam; its implementation is fuzzed",
+    "dht.transport.libp2p_dialing.CircuitConnection.read": "hands bytes on as they came",
+    "dht.reaching.relay_server.RelayBooks.open_circuit": "notes what the relay itself opens",
+    "dht.transport.libp2p_link.Links.open": "makes an object",
+    "dht.transport.libp2p_inbound.Lines.receive_raw": "a seam; its implementation is fuzzed",
     "dht.transport.libp2p_link.Link.read": "hands bytes on as they came",
     "dht.transport.libp2p_link.KnockingStream.read": "hands bytes on as they came",
     "dht.transport.libp2p_session.Session.receive": "a seam; its implementations are fuzzed",
-    "dht.transport.libp2p_tls.TlsSession.receive": "OpenSSL decodes; what it makes of it is fuzzed",
+    "dht.transport.libp2p_security.TlsSession.receive": "OpenSSL decodes; what it makes is fuzzed",
     "dht.transport.libp2p_yamux.Yamux.open_stream": "opens; what comes is read elsewhere",
     "dht.transport.libp2p_transport.Libp2pTransport.open_stream": "opens; what comes is not read",
     "dht.transport.libp2p_transport.open_transport": "opens; what comes is read elsewhere",

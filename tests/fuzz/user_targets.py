@@ -8,7 +8,7 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from dht.reaching.circuits import decode_word, encode_word, parse_circuit
+from dht.reaching.addresses import decode_word, encode_word, parse_circuit
 from dht.reaching.dial_back import decode_check, encode_check
 from dht.reaching.punching import decode_signal, encode_signal
 from node.peers.invite import LINK_PREFIX, invite_link, parse_invite
@@ -176,7 +176,7 @@ TARGETS = [
     ),
     Target(
         name="words of relays",
-        covers=("dht.reaching.circuits.decode_word",),
+        covers=("dht.reaching.addresses.decode_word",),
         read=lambda data, _: decode_word(data),
         errors=(DecodeError,),
         examples=lambda: tuple(encode_word(word) for word in WORDS),
@@ -200,7 +200,7 @@ TARGETS = [
     ),
     Target(
         name="address through a relay",
-        covers=("dht.reaching.circuits.parse_circuit",),
+        covers=("dht.reaching.addresses.parse_circuit",),
         read=from_text(parse_circuit),
         errors=(DecodeError,),
         examples=lambda: (f"{MULTIADDR}/p2p-circuit".encode(),),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dht.kademlia.announcements import Announcement, Announcements
+from dht.directory import Announcement, Announcements
 from dht.kademlia.keyspace import distance, node_key
 from dht.kademlia.records import SignedRecord, Verdict, rank, verdict
 from protocol.identity import KeyedHashSigner
@@ -85,8 +85,6 @@ def test_newcomer_is_told_what_it_lies_nearer_to_than_a_replica() -> None:
     # Nor is it kept without bound who they are, or the renewal put off by whoever comes.
     assert set(one.holders) == set(peers[:REPLICAS])
     assert said.next_due_s() == 31.0
-    said.remove(b"topic")
-    assert said.for_newcomer(peers[3]) == []
 
 
 def test_announcement_that_was_never_published_is_due_soon() -> None:
@@ -104,24 +102,17 @@ def test_later_records_win_also_over_those_of_the_run_before() -> None:
 
 
 @pytest.mark.parametrize("ttl_s", [1.0, 30.0, 24 * 3600.0])
-def test_record_is_valid_for_its_lifetime_and_a_withdrawal_outlives_it(ttl_s: float) -> None:
+def test_record_is_valid_for_its_lifetime(ttl_s: float) -> None:
     said = announcements()
     one = said.add(b"topic", b"v", ttl_s=ttl_s, now_s=0.0)
     record = said.sign(one, WALL_S)
-    withdrawal = said.sign_withdrawal(one, WALL_S)
     assert verdict(record, SIGNER, WALL_S + ttl_s - 0.01) is Verdict.VALID
     assert verdict(record, SIGNER, WALL_S + ttl_s + 1.0) is Verdict.UNTIMELY
-    assert withdrawal.value == b""
-    assert rank(withdrawal) > rank(record)
-    assert withdrawal.expires_unix_s >= record.expires_unix_s
 
 
-def test_removed_or_replaced_announcement_is_no_longer_current() -> None:
+def test_replaced_announcement_is_no_longer_current() -> None:
     said = announcements()
     old = said.add(b"topic", b"old", ttl_s=90.0, now_s=0.0)
     new = said.add(b"topic", b"new", ttl_s=90.0, now_s=0.0)
     assert not said.is_current(old)
     assert said.is_current(new)
-    assert said.remove(b"topic") is new
-    assert said.remove(b"topic") is None
-    assert not said.is_current(new)

@@ -7,18 +7,8 @@ import pytest
 
 from dht.kademlia.kademlia import Kademlia, KademliaConfig
 from dht.kademlia.keyspace import topic_key
-from dht.kademlia.messages import (
-    FindNode,
-    FindValue,
-    Nodes,
-    Ping,
-    Pong,
-    Store,
-    Stored,
-    StoreVerdict,
-    Values,
-)
-from dht.kademlia.records import Verdict, sign_record
+from dht.kademlia.messages import FindNode, FindValue, Nodes, Ping, Pong, Store, Stored, Values
+from dht.kademlia.records import StoreVerdict, Verdict, sign_record
 from dht.kademlia.routing import Contact
 from protocol import limits
 from protocol.identity import KeyedHashSigner

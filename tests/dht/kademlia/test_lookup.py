@@ -358,3 +358,21 @@ def test_pages_that_come_just_in_time_hold_up_a_search_for_a_moment_only() -> No
     assert len(search.result().closest) == 8
     assert len(search.result().records) == PAGE_RECORDS * num_pages
     assert not search.result().liars
+
+
+def test_query_that_waits_for_its_dial_is_neither_slow_nor_silent_and_nobody_is_asked_for_it() -> (
+    None
+):
+    known = [contact(number) for number in range(1, 9)]
+    lookup = Lookup(KEY, LookupConfig(), known=known, avoid={OWN})
+    asked = [query.contact.peer for query in lookup.start(0.0)]
+    for peer in asked:
+        lookup.asked(peer, float("inf"))
+    assert lookup.deadline_s() == float("inf")
+    assert lookup.tick(60.0) == []
+    lookup.asked(asked[0], 60.0)
+    slow_s = lookup.deadline_s()
+    assert slow_s == pytest.approx(60.0 + LookupConfig().slow_after_s)
+    assert len(lookup.tick(slow_s)) == 1
+    lookup.tick(60.0 + LookupConfig().time_out_s)
+    assert lookup.result().silent == {asked[0]}

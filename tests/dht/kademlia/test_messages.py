@@ -15,13 +15,12 @@ from dht.kademlia.messages import (
     Request,
     Store,
     Stored,
-    StoreVerdict,
     Values,
     decode_reply,
     decode_request,
     encode_message,
 )
-from dht.kademlia.records import sign_record
+from dht.kademlia.records import StoreVerdict, sign_record
 from dht.kademlia.routing import Contact
 from protocol import limits
 from protocol.errors import DecodeError

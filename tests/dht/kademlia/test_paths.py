@@ -2,14 +2,13 @@
 
 import pytest
 
+from dht.directory import Origins, doubts
 from dht.kademlia.keyspace import Key, node_key, topic_key
-from dht.kademlia.lookup import LookupConfig
+from dht.kademlia.lookup import LookupConfig, Search
 from dht.kademlia.messages import Nodes, Values
-from dht.kademlia.paths import Search
 from dht.kademlia.records import SignedRecord, Verdict
 from dht.kademlia.routing import Contact, RoutingTable, distance_to
-from dht.origins import Origins, doubts
-from dht.reaching.subnets import NARROW_BITS, subnets
+from dht.reaching.addresses import NARROW_BITS, subnets
 from tests.dht.network import contact, peer_id
 
 KEY = topic_key(b"a run")

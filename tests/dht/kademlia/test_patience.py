@@ -1,7 +1,7 @@
 """How long a search waits for a peer, and how often a peer may ask."""
 
-from dht.kademlia.patience import PeerTimes
-from dht.kademlia.quotas import RequestQuotas
+from dht.kademlia.lookup import PeerTimes
+from dht.kademlia.requests import RequestQuotas
 from tests.dht.network import peer_id
 
 

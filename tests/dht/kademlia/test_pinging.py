@@ -9,8 +9,8 @@ import trio.testing
 
 from dht.kademlia.kademlia import Kademlia
 from dht.kademlia.messages import Ping
-from dht.kademlia.pinging import Pinger
 from dht.kademlia.routing import Contact
+from dht.kademlia.searching import Pinger
 from protocol import limits
 from protocol.identity import KeyedHashSigner, PeerId
 from tests.dht.network import WALL_S, contact, peer_id

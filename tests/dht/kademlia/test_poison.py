@@ -10,8 +10,8 @@ from trio.testing import MockClock
 
 from dht.kademlia.keyspace import Key, topic_key
 from dht.kademlia.lookup import Lookup, LookupConfig
-from dht.kademlia.messages import PROTOCOL, Store, Stored, StoreVerdict, Values
-from dht.kademlia.records import SignedRecord, Verdict, sign_record
+from dht.kademlia.messages import PROTOCOL, Store, Stored, Values
+from dht.kademlia.records import SignedRecord, StoreVerdict, Verdict, sign_record
 from protocol import limits
 from protocol.errors import StreamClosedError
 from protocol.identity import Ed25519Signer

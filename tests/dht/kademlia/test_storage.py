@@ -7,9 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dht.kademlia.keyspace import Key, distance
-from dht.kademlia.messages import StoreVerdict
-from dht.kademlia.records import RECORD_OVERHEAD_BYTES, SignedRecord, merge
-from dht.kademlia.storage import RecordStore, StoreBounds
+from dht.kademlia.records import (
+    RECORD_OVERHEAD_BYTES,
+    RecordStore,
+    SignedRecord,
+    StoreBounds,
+    StoreVerdict,
+    merge,
+)
 from tests.dht.network import WALL_S, peer_id
 
 OWN_KEY = Key(bytes(32))
@@ -113,7 +118,7 @@ def test_writer_over_its_quota_is_refused_but_may_renew() -> None:
     assert store.put(record(key=key_at(3)), WALL_S) is FULL
     assert store.put(record(key=key_at(2), sequence=2), WALL_S) is STORED
     assert store.put(record(2, key=key_at(3)), WALL_S) is STORED
-    store.drop(key_at(1), peer_id(1))
+    store._drop(key_at(1), peer_id(1))
     assert store.put(record(key=key_at(3)), WALL_S) is STORED
 
 
@@ -133,7 +138,7 @@ def test_what_a_courier_brought_is_off_its_quota_once_it_is_gone_or_its_writer_c
     for number in (1, 2):
         assert store.put(record(number), WALL_S, courier=COURIER) is STORED
     assert store.put(record(3), WALL_S, courier=COURIER) is FULL
-    store.drop(KEY, peer_id(1))
+    store._drop(KEY, peer_id(1))
     assert store.put(record(3), WALL_S, courier=COURIER) is STORED
     assert store.put(record(4), WALL_S, courier=COURIER) is FULL
     # With the very record that was brought before it came, or with a newer one.
@@ -144,7 +149,7 @@ def test_what_a_courier_brought_is_off_its_quota_once_it_is_gone_or_its_writer_c
     assert store.put(record(6), WALL_S, courier=COURIER) is FULL
     # Who came itself stays so, whoever passes a later record on.
     assert store.put(record(2, sequence=2), WALL_S, courier=COURIER) is STORED
-    store.drop(KEY, peer_id(2))
+    store._drop(KEY, peer_id(2))
     assert store.put(record(6), WALL_S, courier=COURIER) is FULL
 
 

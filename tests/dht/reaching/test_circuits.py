@@ -2,7 +2,7 @@
 
 import pytest
 
-from dht.reaching.circuits import (
+from dht.reaching.addresses import (
     Circuit,
     Granted,
     Incoming,
@@ -19,7 +19,7 @@ from dht.reaching.circuits import (
     may_be_dialled,
     parse_circuit,
 )
-from dht.reaching.relay_books import DAY_S, RelayBooks, RelayLimits
+from dht.reaching.relay_server import DAY_S, RelayBooks, RelayLimits
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import Ed25519Signer, PeerId, peer_id_text
 

@@ -9,12 +9,16 @@ import trio
 from dht.reaching.dial_back import (
     DIAL_BACK_PROTOCOL,
     FRAME_BYTES_MAX,
+    KNOCK_S,
+    ROUND_S,
     VOTE_S,
     VOTES_MAX,
     Answered,
     Check,
     Declined,
+    DialBackClient,
     DialBackQuotas,
+    DialBackServer,
     Silent,
     Votes,
     decode_check,
@@ -23,8 +27,6 @@ from dht.reaching.dial_back import (
     to_dial,
     told_addresses,
 )
-from dht.reaching.dial_back_client import ROUND_S, DialBackClient
-from dht.reaching.dial_back_server import KNOCK_S, DialBackServer
 from protocol.errors import DecodeError, StreamClosedError
 from tests.memory_transport import MemoryNetwork
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dht.reaching.circuits import circuit_address
-from dht.reaching.dial_memory import (
+from dht.reaching.addresses import circuit_address
+from dht.reaching.dials import (
     AGAIN_MAX_S,
     REMEMBERED_MAX,
     STRANGE_A_HOST_MAX,

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from dht.reaching.gone import Reached, host_and_port, is_gone, telling
+from dht.reaching.addresses import Reached, host_and_port, is_gone, telling
 
 HERE = "127.0.0.1"
 

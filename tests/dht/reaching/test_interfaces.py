@@ -1,6 +1,6 @@
 """Which of a machine's own addresses others are told."""
 
-from dht.reaching.interfaces import loopback_host, told_hosts
+from dht.reaching.addresses import loopback_host, told_hosts
 
 HOME = {
     "lo": ["127.0.0.1", "::1", "00:00:00:00:00:00"],

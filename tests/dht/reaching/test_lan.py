@@ -11,8 +11,7 @@ import trio.testing
 from zeroconf._protocol.incoming import DNSIncoming
 
 from dht.reaching import lan
-from dht.reaching.lan import Lan, Told
-from dht.reaching.lan_words import LanPeer, run_tag
+from dht.reaching.lan import Lan, LanPeer, Told, run_tag
 from protocol.identity import Ed25519Signer, peer_id_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]

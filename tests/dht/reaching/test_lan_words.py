@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dht.reaching.lan_words import LanPeer, heard, networks_of, properties_of, run_tag
+from dht.reaching.lan import LanPeer, heard, networks_of, properties_of, run_tag
 from protocol import limits
 from protocol.identity import Ed25519Signer
 

@@ -8,10 +8,20 @@ from pathlib import Path
 import pytest
 import trio
 
-from dht.reaching import nat_pmp
-from dht.reaching.nat_pmp import ask_address, ask_mapping, decode_address, decode_mapping
-from dht.reaching.port_mapper import AGAIN_S, LEASE_S, PortMapper
-from dht.reaching.routers import Mapping, NatPmp, Upnp, gateways
+from dht.reaching import routers as nat_pmp
+from dht.reaching.routers import (
+    AGAIN_S,
+    LEASE_S,
+    Mapping,
+    NatPmp,
+    PortMapper,
+    Upnp,
+    ask_address,
+    ask_mapping,
+    decode_address,
+    decode_mapping,
+    gateways,
+)
 from protocol.errors import DecodeError, UnreachableError
 
 ADDRESS = struct.pack("!BBHI4s", 0, 128, 0, 7, bytes((203, 0, 113, 7)))

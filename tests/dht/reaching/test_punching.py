@@ -2,7 +2,7 @@
 
 import pytest
 
-from dht.reaching.circuits import circuit_address
+from dht.reaching.addresses import circuit_address
 from dht.reaching.punching import (
     AGAIN_FIRST_S,
     AGAIN_MAX_S,

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from dht.reaching import relay_client, relay_server
-from dht.reaching.circuits import (
+from dht.reaching.addresses import (
     CIRCUIT_PROTOCOL,
     RELAY_PROTOCOL,
     Granted,
@@ -19,9 +19,8 @@ from dht.reaching.circuits import (
     decode_word,
     encode_word,
 )
-from dht.reaching.relay_books import RelayLimits, volunteer_limits
 from dht.reaching.relay_client import Places, accept_circuit, join_circuit
-from dht.reaching.relay_server import RelayServer
+from dht.reaching.relay_server import RelayLimits, RelayServer, volunteer_limits
 from protocol.errors import DecodeError, StreamClosedError, UnreachableError
 from protocol.identity import PeerId
 from tests.dht.loopback import MIB, silence
@@ -357,7 +356,7 @@ async def test_one_relay_among_many_peers_that_are_none_is_found(autojump_clock)
         nursery.start_soon(places.run)
         with trio.fail_after(60):
             while not places.holds(others[-1].peer_id):
-                await places.changed()
+                await places.change.wait()
         nursery.cancel_scope.cancel()
 
 

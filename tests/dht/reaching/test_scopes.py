@@ -4,10 +4,10 @@ from itertools import permutations
 
 import pytest
 
-from dht.reaching.circuits import circuit_address
-from dht.reaching.scopes import (
+from dht.reaching.addresses import (
     PRIVATE_ADDRESSES,
     PrivateAddresses,
+    circuit_address,
     means_the_same_everywhere,
     told_in_records,
     told_to_members,

@@ -10,9 +10,9 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dht.reaching import relay_server
-from dht.reaching.circuits import RELAY_PROTOCOL, Joined, circuit_address, encode_word
+from dht.reaching.addresses import RELAY_PROTOCOL, Joined, circuit_address, encode_word
 from dht.reaching.relay_client import join_circuit
-from dht.transport.libp2p_negotiate import encode_line
+from dht.transport.libp2p_inbound import encode_line
 from protocol.errors import NetworkError, UnreachableError
 from tests.dht.loopback import ECHO, ask, echo, open_loopback, until
 from tests.dht.transport.test_libp2p_circuit import lab, relayed

@@ -9,7 +9,7 @@ import trio.testing
 from libp2p.exceptions import BaseLibp2pError
 from multiaddr import Multiaddr
 
-from dht.reaching.circuits import (
+from dht.reaching.addresses import (
     CIRCUIT_PROTOCOL,
     RELAY_PROTOCOL,
     Incoming,
@@ -17,10 +17,9 @@ from dht.reaching.circuits import (
     circuit_address,
     encode_word,
 )
-from dht.reaching.relay_books import RelayLimits
 from dht.reaching.relay_client import join_circuit
-from dht.reaching.relay_server import RelayServer
-from dht.transport.libp2p_circuit import CircuitConnection
+from dht.reaching.relay_server import RelayLimits, RelayServer
+from dht.transport.libp2p_dialing import CircuitConnection
 from protocol.errors import StreamClosedError, UnreachableError
 from protocol.identity import PeerId
 from tests.dht.loopback import DEADLINE_S, ECHO, MIB, ask, echo, open_loopback, until

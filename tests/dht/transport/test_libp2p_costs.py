@@ -14,8 +14,7 @@ import pytest
 import trio
 
 from dht.transport import libp2p_yamux
-from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_START
-from dht.transport.libp2p_yamux import UNREAD_BYTES_MAX
+from dht.transport.libp2p_yamux import UNREAD_BYTES_MAX, WINDOW_BYTES_START
 from protocol.errors import BarnraiseError, LimitError
 from sim.local.shape import Shape
 from sim.local.shaper import Shaper

@@ -13,10 +13,9 @@ from libp2p.crypto.secp256k1 import create_new_key_pair
 from multiaddr import Multiaddr
 
 from dht.transport.libp2p_host import TransportConfig, dialable, reachable, reserved_port
+from dht.transport.libp2p_inbound import encode_line
 from dht.transport.libp2p_link import Link
-from dht.transport.libp2p_negotiate import encode_line
-from dht.transport.libp2p_security import TunedNoise
-from dht.transport.libp2p_tls import TunedTls
+from dht.transport.libp2p_security import TunedNoise, TunedTls
 from dht.transport.libp2p_transport import open_transport
 from protocol.errors import ConfigError, UnreachableError
 from protocol.identity import Ed25519Signer, peer_id_text

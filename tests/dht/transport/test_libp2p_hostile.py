@@ -8,8 +8,8 @@ import trio.testing
 from libp2p.exceptions import BaseLibp2pError
 
 from dht.transport import libp2p_stream, libp2p_yamux
-from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_START
-from dht.transport.libp2p_negotiate import encode_line
+from dht.transport.libp2p_inbound import encode_line
+from dht.transport.libp2p_yamux import WINDOW_BYTES_START
 from protocol.errors import StreamClosedError, UnreachableError
 from tests.dht.loopback import (
     DEADLINE_S,

@@ -5,8 +5,7 @@ import logging
 import pytest
 import trio
 
-from dht.transport.libp2p_inbound import BAD_SHOWN_MAX
-from dht.transport.libp2p_negotiate import encode_line
+from dht.transport.libp2p_inbound import BAD_SHOWN_MAX, encode_line
 from dht.transport.libp2p_yamux import DATA, HEADER, INBOUND_STREAMS_MAX, RST, SYN, WINDOW_UPDATE
 from protocol.errors import DecodeError
 from tests.dht.loopback import DEADLINE_S, SILENCE, only_link, open_loopback, until

@@ -11,8 +11,7 @@ from libp2p.io.trio import TrioTCPStream
 from libp2p.network.connection.raw_connection import RawConnection
 from trio.testing import wait_all_tasks_blocked
 
-from dht.transport.libp2p_link import UNYIELDED_BYTES_MAX, Link
-from dht.transport.libp2p_links import Links
+from dht.transport.libp2p_link import UNYIELDED_BYTES_MAX, Link, Links
 from protocol.limits import KIB, MIB
 from tests.dht.loopback import DEADLINE_S, until
 

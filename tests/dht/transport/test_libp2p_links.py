@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import trio
 
-from dht.transport.libp2p_links import EVENTS_MAX, Links
+from dht.transport.libp2p_link import EVENTS_MAX, Links
 from protocol.identity import PeerId
 
 PEER = PeerId(b"p" * 32)

@@ -6,8 +6,9 @@ import pytest
 import trio
 from multiaddr import Multiaddr
 
-from dht.reaching.circuits import circuit_address
-from dht.transport.libp2p_names import LOOKUPS_MAX, located
+from dht.reaching.addresses import circuit_address
+from dht.transport import libp2p_dialing
+from dht.transport.libp2p_dialing import LOOKUPS_MAX, located
 from protocol.errors import UnreachableError
 from protocol.identity import Ed25519Signer
 from tests.dht.loopback import DEADLINE_S, ECHO, ask, echo, open_loopback
@@ -84,3 +85,22 @@ async def test_address_that_the_user_named_is_dialled_wherever_it_leads(host):
             async with open_loopback(announce=(OUTSIDE,), named=(address,)) as client:
                 await client.connect(server.peer_id, [address])
                 assert client.connected() == (server.peer_id,)
+
+
+async def test_further_addresses_of_a_name_wait_for_their_turn(monkeypatch):
+    """Who says a name chooses how many addresses it has."""
+    asked = []
+
+    async def pace(address: str) -> bool:
+        asked.append(address)
+        return len(asked) < 3
+
+    async def everywhere(*_) -> list[Multiaddr]:
+        return [Multiaddr(f"/ip4/127.0.0.1/tcp/{port}") for port in (1, 2, 3, 4)]
+
+    monkeypatch.setattr(libp2p_dialing, "located", everywhere)
+    with trio.fail_after(DEADLINE_S):
+        async with open_loopback() as client:
+            with pytest.raises(UnreachableError, match="too much else is being dialled"):
+                await client.connect(Ed25519Signer(os.urandom(32)).peer_id, [NOWHERE], pace)
+            assert asked == [NOWHERE] * 3

@@ -2,12 +2,12 @@
 
 import pytest
 
-from dht.transport.libp2p_negotiate import (
+from dht.transport.libp2p_inbound import (
     LINE_BYTES_MAX,
     PROPOSALS_MAX,
-    accept,
+    accept_protocol,
     encode_line,
-    request,
+    request_protocol,
 )
 from protocol.errors import DecodeError, StreamClosedError, UnreachableError
 
@@ -46,16 +46,16 @@ class Talk:
 async def test_other_end_is_greeted_once_however_often_it_proposes(waits: bool) -> None:
     words = (HELLO, encode_line(OTHER), encode_line(OTHER), encode_line(OURS))
     talk = Talk(*words, waits=waits)
-    assert await accept(talk, {OURS}) == OURS
+    assert await accept_protocol(talk, {OURS}) == OURS
     assert talk.sent == HELLO + REFUSAL + REFUSAL + encode_line(OURS)
 
 
 async def test_last_proposal_that_is_allowed_is_answered_and_none_behind_it() -> None:
     others = [encode_line(OTHER)] * (PROPOSALS_MAX - 1)
-    assert await accept(Talk(HELLO, *others, encode_line(OURS)), {OURS}) == OURS
+    assert await accept_protocol(Talk(HELLO, *others, encode_line(OURS)), {OURS}) == OURS
     talk = Talk(HELLO, *others, encode_line(OTHER), encode_line(OURS))
     with pytest.raises(DecodeError, match="protocols that we do not serve"):
-        await accept(talk, {OURS})
+        await accept_protocol(talk, {OURS})
     assert talk.sent == HELLO + REFUSAL * PROPOSALS_MAX
 
 
@@ -63,8 +63,8 @@ async def test_last_proposal_that_is_allowed_is_answered_and_none_behind_it() ->
 async def test_name_of_any_length_is_asked_for_and_found(num_bytes: int) -> None:
     name = "/" + "x" * (num_bytes - 1)
     asked = Talk(HELLO, encode_line(name))
-    await request(asked, name)
-    assert await accept(Talk(asked.sent), {name}) == name
+    await request_protocol(asked, name)
+    assert await accept_protocol(Talk(asked.sent), {name}) == name
 
 
 @pytest.mark.parametrize(
@@ -80,15 +80,15 @@ async def test_name_of_any_length_is_asked_for_and_found(num_bytes: int) -> None
 async def test_line_that_is_none_is_not_answered(line: bytes) -> None:
     talk = Talk(HELLO, line)
     with pytest.raises(DecodeError):
-        await accept(talk, {OURS})
+        await accept_protocol(talk, {OURS})
     assert talk.sent == b""
     with pytest.raises(UnreachableError):
-        await request(Talk(HELLO, line), OURS)
+        await request_protocol(Talk(HELLO, line), OURS)
 
 
 async def test_who_does_not_greet_or_answers_something_else_serves_nothing() -> None:
     with pytest.raises(DecodeError, match="no multistream-select"):
-        await accept(Talk(encode_line(OURS), encode_line(OURS)), {OURS})
+        await accept_protocol(Talk(encode_line(OURS), encode_line(OURS)), {OURS})
     for answer in (REFUSAL, encode_line(OTHER)):
         with pytest.raises(UnreachableError, match="does not serve"):
-            await request(Talk(HELLO, answer), OURS)
+            await request_protocol(Talk(HELLO, answer), OURS)

@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 
-from dht.transport.libp2p_links import Links
+from dht.transport.libp2p_link import Links
 from dht.transport.libp2p_stream import PEERS_COUNTED_MAX, Traffic
 from dht.transport.libp2p_transport import TransportConfig, open_transport
 from protocol.identity import PeerId

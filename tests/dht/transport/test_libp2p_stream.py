@@ -7,8 +7,8 @@ import pytest
 import trio
 from libp2p.network.stream.exceptions import StreamError
 
-from dht.transport.libp2p_muxed_stream import UNYIELDED_BYTES_MAX
 from dht.transport.libp2p_stream import root_message
+from dht.transport.libp2p_yamux import UNYIELDED_BYTES_MAX
 from protocol.errors import StreamClosedError
 from protocol.identity import PeerId
 from tests.dht.muxing import feed, muxed_stream, stream_over

@@ -18,10 +18,10 @@ from libp2p.security.tls.transport import TLSTransport
 from OpenSSL import SSL
 
 from dht.transport.libp2p_host import securities
+from dht.transport.libp2p_inbound import encode_line
 from dht.transport.libp2p_link import Link
-from dht.transport.libp2p_negotiate import encode_line
+from dht.transport.libp2p_security import TunedTls
 from dht.transport.libp2p_session import SEND_BYTES_MAX
-from dht.transport.libp2p_tls import TunedTls
 from dht.transport.libp2p_transport import TransportConfig
 from protocol.errors import ConfigError, StreamClosedError
 from tests.dht.loopback import DEADLINE_S, ECHO, MIB, ask, echo, only_link, open_loopback, until

@@ -8,7 +8,7 @@ import trio
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from libp2p.io.exceptions import ConnectionClosedError
 
-from dht.transport.libp2p_tls import _UNSENT_BYTES_MAX
+from dht.transport.libp2p_security import _UNSENT_BYTES_MAX
 from tests.dht.loopback import DEADLINE_S
 from tests.dht.transport.test_libp2p_tls import shake, tls_of
 

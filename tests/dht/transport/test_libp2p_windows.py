@@ -6,7 +6,6 @@ import pytest
 import trio
 from libp2p.peer.id import ID
 
-from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_MAX, WINDOW_BYTES_START
 from dht.transport.libp2p_yamux import (
     ACK,
     FIN,
@@ -15,6 +14,8 @@ from dht.transport.libp2p_yamux import (
     SYN,
     UNREAD_BYTES_MAX,
     UNREAD_BYTES_OF_ALL_MAX,
+    WINDOW_BYTES_MAX,
+    WINDOW_BYTES_START,
     WINDOW_UPDATE,
     Yamux,
 )

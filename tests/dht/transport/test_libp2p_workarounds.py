@@ -33,8 +33,8 @@ from multiaddr import Multiaddr
 
 from dht.transport import libp2p_host
 from dht.transport.libp2p_host import library_id
+from dht.transport.libp2p_inbound import encode_line
 from dht.transport.libp2p_link import Link
-from dht.transport.libp2p_negotiate import encode_line
 from tests.dht.loopback import DEADLINE_S, MIB, open_loopback, until
 
 
@@ -137,13 +137,13 @@ async def test_cancelled_write_of_a_link_is_finished_in_order():
 
 
 async def test_line_that_is_no_utf8_is_no_negotiation_error():
-    """`libp2p_negotiate.accept`: this error would reach the task manager and stop the host."""
+    """`accept_protocol`: this error would reach the task manager and stop the host."""
     with pytest.raises(UnicodeDecodeError):
         await MultiselectCommunicator(Recorder(b"\x03\xff\xfe\n")).read()
 
 
 async def test_client_of_the_library_waits_for_each_line():
-    """`libp2p_negotiate.request`."""
+    """`request_protocol`."""
     recorder = Recorder()
     communicator = MultiselectCommunicator(recorder)
     with pytest.raises(BaseLibp2pError):

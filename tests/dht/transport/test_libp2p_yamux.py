@@ -16,7 +16,6 @@ from libp2p.stream_muxer.exceptions import (
 )
 
 from dht.transport import libp2p_yamux
-from dht.transport.libp2p_muxed_stream import WINDOW_BYTES_START
 from dht.transport.libp2p_session import JOINED_BYTES_MAX, SEND_BYTES_MAX
 from dht.transport.libp2p_yamux import (
     ACK,
@@ -27,6 +26,7 @@ from dht.transport.libp2p_yamux import (
     PING,
     RST,
     SYN,
+    WINDOW_BYTES_START,
     WINDOW_UPDATE,
     ProtocolError,
 )

@@ -22,6 +22,7 @@ from tests.memory_transport import MemoryNetwork
 DEADLINE_S = 20.0
 ECHO = "/test/echo/1"
 MIB = 1024 * 1024
+NOBODY = "/ip4/127.0.0.1/tcp/1"
 
 
 class EventfulTransport(Transport, Protocol):
@@ -83,6 +84,27 @@ async def test_frame_comes_back_as_sent(world):
             for frame in (b"", b"x", os.urandom(100_000), b"last"):
                 await stream.send_frame(frame)
                 assert await stream.receive_frame(100_000) == frame
+
+
+async def test_each_address_is_dialled_at_the_pace_that_is_asked_for(world):
+    asked = []
+
+    async def pace(address: str) -> bool:
+        asked.append(address)
+        return len(asked) > 1
+
+    with trio.fail_after(DEADLINE_S):
+        async with world.open() as server, world.open() as client:
+            (address,) = server.addresses()
+            with pytest.raises(UnreachableError, match="too much else is being dialled"):
+                await client.connect(server.peer_id, [address], pace)
+            with pytest.raises(UnreachableError):
+                await client.connect(server.peer_id, [NOBODY, f"{NOBODY}1"], pace)
+            assert server.connected() == ()
+            await client.connect(server.peer_id, [address], pace)
+            await client.connect(server.peer_id, [address], pace)
+            assert asked == [address, NOBODY, f"{NOBODY}1", address]
+            assert client.connected() == (server.peer_id,)
 
 
 async def test_eight_mebibytes_come_back_as_sent(world):

@@ -1,6 +1,7 @@
 """Where peers may be dialled: what was named and what is announced stand beside each other."""
 
-from node.peers.dialling import KNOWN_MAX, NAMED_MAX, AddressBook, Merit
+from node.peers.dialling import NAMED_MAX, AddressBook, Merit
+from node.peers.entry_exchange import KNOWN_MAX
 from protocol.identity import Ed25519Signer, PeerId
 
 PEER = Ed25519Signer(b"p" * 32).peer_id

@@ -8,7 +8,6 @@ import pytest
 
 from node.peers.dialling import (
     AT_ONCE_MAX,
-    KNOWN_MAX,
     LINKED_A_SECOND,
     LINKS_ENOUGH,
     STRANGE_AT_ONCE_MAX,
@@ -18,6 +17,7 @@ from node.peers.dialling import (
     DialDecider,
     KnownProgress,
 )
+from node.peers.entry_exchange import KNOWN_MAX
 from protocol.identity import PeerId
 
 STEP_S = 0.05

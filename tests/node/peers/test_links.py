@@ -1,11 +1,11 @@
 """Search and control streams of several nodes: the real directory over a memory transport."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import count, pairwise
 
 import pytest
 import trio
@@ -14,20 +14,24 @@ from dht.directory import KademliaDirectory
 from dht.kademlia.keyspace import topic_key
 from dht.kademlia.records import SignedRecord, sign_record
 from dht.kademlia.routing import Contact
-from node.peers.dialling import KNOWN_MAX, DialContext, KnownProgress, Worth
+from dht.reaching import dials
+from dht.reaching.dials import DIALS_A_SECOND_MAX
+from node.peers.dialling import DialContext, KnownProgress, Worth
+from node.peers.entry_exchange import KNOWN_MAX
 from node.peers.links import CONTROL_PROTOCOL, QUEUE_FRAMES, WRITE_S, YIELD_S, Announcement, Links
 from node.state.config import PeerAddress
 from protocol import events as ev
 from protocol.core.budgets import SHARE, cost_s
 from protocol.errors import BarnraiseError, ManifestMismatch
 from protocol.frames import StatusAsk, encode_frame
-from protocol.identity import Ed25519Signer, PeerId
+from protocol.identity import PEER_ID_BYTES, Ed25519Signer, PeerId
 from protocol.join_puzzle import solve
 from protocol.limits import PUZZLE_BITS_MIN
 from protocol.manifest import RunManifest
 from protocol.transport import Stream
 from protocol.wire import decode, encode
-from tests.memory_transport import MemoryNetwork, MemoryTransport, stream_pair
+from tests.dht.liars import Liars
+from tests.memory_transport import MemoryNetwork, MemoryTransport, most_a_second, stream_pair
 from tests.node.edge import signed, toy_manifest
 
 NOBODY_HERE = DialContext(connected=(), linked=(), standing=KnownProgress())
@@ -75,6 +79,7 @@ async def party(
         signer=signer,
         tell=tell,
         finds_nobody=finds_nobody,
+        memory=directory.memory,
     )
     transport.serve(CONTROL_PROTOCOL, links.accept)
     return Party(transport, directory, links, told)
@@ -135,35 +140,28 @@ async def test_peer_whose_connection_breaks_is_dialled_at_once_and_not_over_and_
     autojump_clock: trio.abc.Clock,
 ) -> None:
     network = MemoryNetwork()
-    dialled_s: list[float] = []
     async with AsyncExitStack() as stack:
         one = await party(stack, network, "a", finds_nobody=True)
         other = await party(stack, network, "b", finds_nobody=True)
-        connect = other.transport.connect
-
-        async def counted(peer: PeerId, addresses: Sequence[str]) -> None:
-            dialled_s.append(trio.current_time())
-            await connect(peer, addresses)
-
-        other.transport.connect = counted  # type: ignore[method-assign]  # to see when
         async with trio.open_nursery() as nursery:
             await start(nursery, one, None)
             await start(nursery, other, one)
             await trio.sleep(120.0)  # By now the directory is asked now and then only.
             assert other.links.linked() == (one.peer,)
-            dialled_s.clear()
+            begun = other.transport.dials
+            begun.clear()
             broken_s = trio.current_time()
             await one.transport.disconnect(other.peer)
             other.links.connection_changed()
             await trio.sleep(0.5)
-            assert [at_s - broken_s < 0.3 for at_s in dialled_s] == [True]
-            dialled_s.clear()
+            assert [at_s - broken_s < 0.3 for at_s, _ in begun] == [True]
+            begun.clear()
             for _ in range(100):  # It takes every connection, and closes it.
                 await one.transport.disconnect(other.peer)
                 other.links.connection_changed()
                 await trio.sleep(0.1)
             nursery.cancel_scope.cancel()
-    assert 5 <= len(dialled_s) <= 11
+    assert 5 <= len(begun) <= 11
 
 
 async def test_nodes_told_only_one_peer_link_to_nobody_else_without_the_directory(
@@ -422,24 +420,32 @@ def made_up_records(run: RunManifest, num: int, *, work: bytes = b"") -> list[Si
     return records
 
 
+def made_up_contacts() -> Iterator[tuple[Contact, ...]]:
+    """Sixteen at a time, for ever."""
+    rng = random.Random("made up")
+    for number in count():
+        hosts = (f"/ip4/46.{number >> 4 & 255}.{16 * number + at & 255}.7" for at in range(16))
+        yield tuple(
+            Contact(PeerId(rng.randbytes(PEER_ID_BYTES)), (f"{host}/tcp/4001",)) for host in hosts
+        )
+
+
+@pytest.mark.parametrize("is_paced", [False, True])
 async def test_newcomer_is_in_within_half_a_minute_whoever_else_is_announced(
-    autojump_clock: trio.abc.Clock,
+    is_paced: bool, autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    network, run = MemoryNetwork(), toy_manifest()
-    tried: list[tuple[float, str]] = []
+    if not is_paced:
+        monkeypatch.setattr(dials, "DIALS_A_SECOND_MAX", 10_000)
+    network, run, named = MemoryNetwork(), toy_manifest(), made_up_contacts()
     async with AsyncExitStack() as stack:
-        # Newcomers are told of the DHT alone, where made-up writers fill the run's topic.
+        # Newcomers are told of the DHT alone, where made-up writers fill the run's topic, and of
+        # peers that name others whom nobody has met.
         dht = await party(stack, network, "d", finds_nobody=True)
         member = await party(stack, network, "m")
         newcomer = await party(stack, network, "n")
-        connect = newcomer.transport.connect
-
-        async def counted(peer: PeerId, addresses: Sequence[str]) -> None:
-            tried.extend((trio.current_time(), one) for one in addresses)
-            await connect(peer, addresses)
-
-        newcomer.transport.connect = counted  # type: ignore[method-assign]  # to count them
         dht.transport._handlers[CONTROL_PROTOCOL] = deaf
+        liars = Liars(made_up=lambda: next(named))
+        await liars.open(stack, network, range(200, 203))
         async with trio.open_nursery() as nursery:
             await start(nursery, member, None)
             await nursery.start(dht.directory.run)
@@ -450,14 +456,14 @@ async def test_newcomer_is_in_within_half_a_minute_whoever_else_is_announced(
             await nursery.start(newcomer.directory.run)
             nursery.start_soon(newcomer.links.run)
             contact = Contact(dht.peer, dht.transport.addresses())
-            nursery.start_soon(newcomer.directory.join, [contact])
+            nursery.start_soon(newcomer.directory.join, [contact, *liars.contacts])
             with trio.fail_after(30.0):
                 await newcomer.links.met.wait()
             await trio.sleep(120.0)
             nursery.cancel_scope.cancel()
-    made_up = [one for one in tried if one[1].startswith("/ip4/")]
+    made_up = [one for one in newcomer.transport.dials if one[1].startswith("/ip4/")]
     assert len(made_up) > 50
-    assert max(sum(at <= one[0] < at + 1.0 for one in made_up) for at, _ in made_up) <= 10
+    assert (most_a_second(made_up) <= DIALS_A_SECOND_MAX) is is_paced
     for _, address in made_up:
         times = [at for at, one in made_up if one == address]
         assert all(later - before >= 60.0 for before, later in pairwise(times))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dht.reaching.lan_words import LanPeer, run_tag
+from dht.reaching.lan import LanPeer, run_tag
 from node.peers.neighbours import Neighbourhood, Neighbours, says_so
 from node.state.config import NodeConfig, PeerAddress
 from protocol.identity import Ed25519Signer

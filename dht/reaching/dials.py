@@ -1,18 +1,97 @@
-"""Which addresses were dialled of late, and when each may be dialled again. Pure.
+"""When an address may be dialled: how many begin in a second, and what became of those before.
 
 Anybody can say in the directory that somebody listens anywhere, under as many names as he likes.
 So what is remembered hangs on the address and its host, and not on the peer whose it is said to be:
 forgetting a peer, or hearing the same from a hundred others, has nobody dialled more often.
+
+The directory dials whom replies name, and the run whom records name. So all these dials of a node
+share its turns: of those that nobody has answered, ten begin in a second. A turn is given back when
+the peer answers, and a swarm whose peers are there never waits. All but the waiting is pure.
 """
 
 import ipaddress
-from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections import OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from enum import IntEnum
 
-from dht.reaching.circuits import first_hop, is_public, parse_circuit
-from dht.reaching.gone import host_and_port
+import trio
+
+from dht.reaching.addresses import first_hop, host_and_port, is_public, parse_circuit
 from protocol.identity import PeerId
+from protocol.transport import Pace
+
+DIALS_A_SECOND_MAX = 10
+WINDOW_S = 1.1
+"""The second, and by how much a busy machine may begin one dial later than the next."""
+
+
+class DialFor(IntEnum):
+    """What a dial is for. Dials for one purpose wait in one line, and only the first of a line
+    stands in the line of the purpose before it: who wants many dials keeps no other out."""
+
+    RUN = 0
+    SEARCH = 1
+    UPKEEP = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TurnWish:
+    """How a dial waits for its turn."""
+
+    purpose: DialFor = DialFor.UPKEEP
+    waits: Callable[[float], None] = lambda _: None
+    """Hears since when the peer is being dialled: infinity while it waits."""
+
+    until_s: float = float("inf")
+    """A dial that has no turn by then is none."""
+
+
+UPKEEP = TurnWish()
+
+
+class DialTurns:
+    """The turns of one node."""
+
+    def __init__(self) -> None:
+        self._begun: deque[tuple[float, str]] = deque()
+        self._lines = tuple(trio.Lock() for _ in DialFor)
+        self._given_back = trio.Event()
+
+    def take_now(self, address: str, now_s: float) -> bool:
+        """Take a turn, if there is one and nobody waits for it."""
+        if self._lines[DialFor.RUN].locked() or not self._is_free(now_s):
+            return False
+        self._begun.append((now_s, first_hop(address)))
+        return True
+
+    async def take(self, address: str, purpose: DialFor) -> None:
+        """Wait for a turn, and take it."""
+        async with AsyncExitStack() as place:
+            for line in reversed(self._lines[: purpose + 1]):
+                await place.enter_async_context(line)
+            while not self._is_free(trio.current_time()):
+                with trio.move_on_at(self._begun[0][0] + WINDOW_S):
+                    await self._given_back.wait()
+            self._begun.append((trio.current_time(), first_hop(address)))
+
+    def give_back(self, address: str) -> None:
+        """The peer answered there: its dial took nobody's turn."""
+        hop = first_hop(address)
+        turn = next((one for one in reversed(self._begun) if one[1] == hop), None)
+        if turn is not None:
+            self._begun.remove(turn)
+            self._given_back.set()
+            self._given_back = trio.Event()
+
+    def _is_free(self, now_s: float) -> bool:
+        while self._begun and now_s >= self._begun[0][0] + WINDOW_S:
+            self._begun.popleft()
+        return len(self._begun) < DIALS_A_SECOND_MAX
+
+
+# What became of dials ---------------------------------------------------------------------------
 
 STRANGE_S = 60.0
 """An address that has never answered is not dialled again for so long, whoever names it."""
@@ -49,6 +128,7 @@ class DialMemory:
     """What became of the dials of one node, by address and by host."""
 
     def __init__(self) -> None:
+        self.turns = DialTurns()
         self._tried: OrderedDict[str, _Tried] = OrderedDict()
         self._hosts: OrderedDict[str, _DialledHost] = OrderedDict()
 
@@ -92,8 +172,31 @@ class DialMemory:
         if not (is_trusted or tried.has_answered):
             self._count(place, now_s)
 
+    def pace(self, patience: trio.CancelScope, wish: TurnWish) -> Pace:
+        """Has each address of a dial wait for its turn; the clock of `patience` stands then."""
+
+        async def take_turn(address: str) -> bool:
+            now_s = trio.current_time()
+            if not self.turns.take_now(address, now_s):
+                left_s, patience.deadline = patience.deadline - now_s, float("inf")
+                wish.waits(float("inf"))
+                with trio.move_on_at(wish.until_s) as line:
+                    await self.turns.take(address, wish.purpose)
+                if line.cancelled_caught:
+                    return False
+                now_s = trio.current_time()
+                patience.deadline = now_s + left_s
+                wish.waits(now_s)
+            tried = self._tried.get(first_hop(address))
+            if tried is not None:
+                tried.at_s = now_s
+            return True
+
+        return take_turn
+
     def note_answered(self, address: str, now_s: float) -> None:
         """The peer that was looked for is there; of a circuit, the relay is."""
+        self.turns.give_back(address)
         place = first_hop(address)
         self._tried.pop(place, None)
         self._tried[place] = _Tried(now_s, 0.0, has_answered=True)
