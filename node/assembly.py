@@ -59,7 +59,7 @@ from protocol.manifest import RunManifest, SignedManifest
 from protocol.messages import SealCertificate
 from training.audits.traces import TRACES_FOLDER, TraceFolder
 from training.files.durable import make_folder_durably
-from training.loop.method import is_paced
+from training.methods.presets import is_paced
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined
 

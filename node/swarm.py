@@ -49,7 +49,7 @@ from training.channel.trainer_end import (
 )
 from training.data.corpus import lease_samples, open_corpus
 from training.data.leases import lease_size, part_of_lease
-from training.loop.method import steps_of
+from training.methods.method import steps_of
 
 if TYPE_CHECKING:
     from training.loop.inner_state import InnerStore

@@ -136,7 +136,7 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
         exchange=session,
         shard=options.shard,
         inner_store=store,
-        tracer=tracer,
+        watcher=tracer,
     )
     if diloco.resume() is not None:
         validate_if_asked()
