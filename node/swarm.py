@@ -31,6 +31,7 @@ from node.reporting.shown import shown
 from node.state.folder import default_state
 from protocol.errors import ConfigError, TrainerError
 from protocol.manifest import RunManifest
+from training.channel.child_process import read_manifest
 from training.channel.exchange import (
     Contribution,
     Lease,
@@ -40,7 +41,6 @@ from training.channel.exchange import (
     Turn,
 )
 from training.channel.frames import Attach, Ready
-from training.channel.manifest_file import read_manifest
 from training.channel.trainer_end import (
     ChannelExchange,
     ChannelFile,

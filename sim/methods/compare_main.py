@@ -31,10 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(manifest: RunManifest, dataset: Dataset, options: argparse.Namespace) -> None:
     from sim.methods.swarms import run_swarm, swarm_of
-    from training.device.inner import accumulate_gradient, make_optimizer
+    from training.device.inner import (
+        accumulate_gradient,
+        finite_loss,
+        make_optimizer,
+        validation_loss,
+    )
     from training.evaluation.yardstick import held_out, model_of
     from training.loop.diloco import DiLoCo
-    from training.loop.evaluation import finite_loss, validation_loss
     from training.loop.replicas import MemorySession, Weights
     from training.loop.trainer_loop import VALIDATION_WINDOWS
     from training.methods.presets import PRESETS

@@ -20,8 +20,8 @@ from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from sim.world.learning import Learner
-from training.audits.rerun import NO_START
 from training.audits.segments import cells_of, encoded_end, root_of, vectors_of
+from training.audits.traces import NO_START
 from training.channel.exchange import Lease
 from training.compression import ErrorFeedback, make_codec
 from training.data.leases import lease_size, part_of_lease

@@ -37,7 +37,7 @@ from tests.training.loop.test_inner_state import state as inner_state
 from tests.training.replicas import small_manifest
 from training.audits.segments import MOMENTS, SegmentPlace, SegmentState
 from training.audits.traces import TraceFolder, read_trace_names
-from training.channel.manifest_file import open_known_manifest, read_manifest
+from training.channel.child_process import open_known_manifest, read_manifest
 from training.device.inner import (
     accumulate_gradient,
     apply_gradient,
@@ -282,8 +282,8 @@ TARGETS = [
     Target(
         name="manifest of a known run",
         covers=(
-            "training.channel.manifest_file.open_known_manifest",
-            "training.channel.manifest_file.read_manifest",
+            "training.channel.child_process.open_known_manifest",
+            "training.channel.child_process.read_manifest",
         ),
         read=from_file(partial(read_manifest, run=MANIFEST.digest), "manifest.msgpack"),
         errors=(PeerError, ManifestError),
@@ -293,7 +293,7 @@ TARGETS = [
     ),
     Target(
         name="manifest in an export",
-        covers=("training.channel.manifest_file.open_known_manifest",),
+        covers=("training.channel.child_process.open_known_manifest",),
         read=from_bytes(partial(open_known_manifest, run=MANIFEST.digest)),
         errors=(PeerError, ManifestError),
         examples=lambda: (disk().signed,),

@@ -12,7 +12,6 @@ from node.swarm import Swarm
 from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
 from tests.training.disk_run import MANIFEST_FILE
-from training.channel.control_pipe import ControlPipe
 from training.channel.exchange import Lease, RunClock
 from training.channel.frames import (
     FROM_USER,
@@ -27,7 +26,7 @@ from training.channel.frames import (
     ToUser,
     pack_frame,
 )
-from training.channel.trainer_end import ChannelFile, channel_spec
+from training.channel.trainer_end import ChannelFile, ControlPipe, channel_spec
 
 
 class FakeChild(NetworkChild):

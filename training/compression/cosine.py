@@ -22,9 +22,8 @@ from numpy.typing import NDArray
 
 from protocol.errors import ConfigError, DecodeError
 from training.compression.blocks import spans
-from training.compression.indices import GapIndices
 from training.compression.seam import CODECS, Vector, as_float32
-from training.compression.sparse import largest_indices
+from training.compression.sparse import GapIndices, largest_indices
 from training.numeric.arithmetic import all_finite
 
 Matrix = NDArray[np.float64]

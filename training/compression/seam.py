@@ -14,7 +14,7 @@ from typing import Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from training.kernels.lattice import Lattice
+from training.kernels import Lattice
 from training.numeric.arithmetic import all_finite
 from training.numeric.registry import Registry
 

@@ -12,7 +12,9 @@ from functools import cache
 
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
+from training.compression.dense import DenseCodec, Float16Codec
 from training.compression.seam import CODECS, Codec
+from training.compression.seeded import RandomMaskCodec, RandomShiftCodec
 
 
 @cache
@@ -57,3 +59,17 @@ def _nearest(key: str, known: Mapping[str, object]) -> str:
         return "it has none: leave it out"
     close = difflib.get_close_matches(key, known, n=1)
     return f"did you mean {close[0]}?" if close else f"known are {', '.join(known)}"
+
+
+def result_codec(spec: OuterSpec) -> Codec:
+    """The run's own codec if it sends every element as a float, else random shifts of 8 bits; fp16
+    for a mask, so that what nobody sent is zero and its anchor stays as it is.
+
+    An 8-bit codec that rounds to the nearest would send what is small beside its block's largest as
+    zero in every round, and one that chooses would leave it out, and nobody would make it good.
+    These encoders are bit-exact: two reducers of one cell must give the same bytes.
+    """
+    codec = make_codec(spec)
+    if isinstance(codec, RandomMaskCodec):
+        return Float16Codec()
+    return codec if isinstance(codec, DenseCodec) else RandomShiftCodec()

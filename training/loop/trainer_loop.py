@@ -16,9 +16,8 @@ from torch import nn
 from protocol.errors import ConfigError, TrainerError
 from protocol.grid import ShardSpec
 from protocol.manifest import RunManifest
-from training.audits.rerun import run_audit
 from training.audits.segments import batch_lease
-from training.audits.traces import TRACES_FOLDER, TraceFolder
+from training.audits.traces import TRACES_FOLDER, TraceFolder, run_audit
 from training.channel.exchange import (
     Contribution,
     Lease,
@@ -32,10 +31,14 @@ from training.channel.trainer_end import ChannelExchange
 from training.data.corpus import Dataset, lease_samples, open_corpus
 from training.data.leases import lease_size, part_of_lease
 from training.device.device import AUTO, Device, open_device
-from training.device.inner import make_optimizer
-from training.device.micro_batch import MicroBatch, is_out_of_memory, memory_error
+from training.device.inner import (
+    MicroBatch,
+    is_out_of_memory,
+    make_optimizer,
+    memory_error,
+    validation_loss,
+)
 from training.loop.diloco import DiLoCo
-from training.loop.evaluation import validation_loss
 from training.loop.inner_state import InnerFolder
 from training.loop.traced_inner import RoundTracer, TorchSegments, device_class, fix_order
 from training.models.building import build_model, read_fragment, tokens_per_sample, write_fragment

@@ -17,8 +17,8 @@ from sim.world.text_model import TextModel
 from sim.world.toy_run import toy_run
 from sim.world.traced_work import Traced, TracedWork
 from tests.protocol.entry_vectors import WORK
-from training.audits.rerun import NO_START
 from training.audits.segments import cells_of, root_of
+from training.audits.traces import NO_START
 from training.compression import ErrorFeedback, make_codec
 from training.data.leases import part_of_lease
 

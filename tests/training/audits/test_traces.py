@@ -9,7 +9,6 @@ from protocol.errors import CheckpointError
 from protocol.grid import EMPTY_ROOT, cell_root
 from protocol.manifest import AuditSpec
 from tests.training.audits.test_segments import LAYOUT, MANIFEST, state
-from training.audits.rerun import reopen
 from training.audits.segments import (
     TRACES_KEPT,
     SegmentPlace,
@@ -18,7 +17,7 @@ from training.audits.segments import (
     kept_states,
     root_of,
 )
-from training.audits.traces import StoredCells, TraceFolder, read_trace_names
+from training.audits.traces import StoredCells, TraceFolder, read_trace_names, reopen
 from training.channel.exchange import TraceRoots
 
 SEGMENTS = MANIFEST.audits.segments

@@ -21,8 +21,8 @@ from training.device.inner import (
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
+    validation_loss,
 )
-from training.loop.evaluation import validation_loss
 from training.models.building import MODELS, build_model, read_fragment, write_fragment
 from training.models.genesis import SCHEMAS, cut, genesis_weights, shard_spec
 

@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from training import kernels
 from training.numeric import gram
-from training.numeric.arithmetic import weighted_sum
-from training.numeric.fixed_order import dominant, eigen, product
+from training.numeric.arithmetic import dominant, eigen, product, weighted_sum
 
 PEERS, CELL = 5, 512
 
