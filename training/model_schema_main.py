@@ -70,8 +70,8 @@ def _describe(path: Path, model: ModelSpec) -> dict[str, object]:
         build_from_file,
         check_backward,
         check_forward,
+        model_tensors,
     )
-    from training.models.model_checks import model_tensors
 
     file = read_model_file(path)
     torch.manual_seed(1)

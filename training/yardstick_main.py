@@ -18,7 +18,7 @@ from protocol.manifest import RunManifest
 from training.data.corpus import Dataset
 from training.evaluation.measuring import measure, measuring_parser, say
 from training.files.state import load_checkpoint
-from training.outer import make_outer
+from training.outer.optimizers import make_outer
 
 if TYPE_CHECKING:
     from training.evaluation.yardstick import Point

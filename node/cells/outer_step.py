@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from protocol.grid import Layout, cell_root
 from training.compression import Codec, decode_to_read, lattice_of
 from training.numeric.spare_vectors import VectorSource, is_held_elsewhere
-from training.outer import (
+from training.outer.optimizers import (
     OuterInfo,
     OuterOptimizer,
     OuterStep,

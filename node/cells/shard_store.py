@@ -53,7 +53,7 @@ from training.compression import (
 from training.numeric.arithmetic import squared_norm
 from training.numeric.gram import wire_form
 from training.numeric.spare_vectors import SpareVectors, VectorSource
-from training.outer import make_outer
+from training.outer.optimizers import make_outer
 
 STEP_OVER_BYTES_MIN = 32 << 20
 """A state from this size on is stepped twice and held once; a smaller one the other way round."""

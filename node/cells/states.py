@@ -11,7 +11,7 @@ from node.cells.outer_step import OuterStepping
 from protocol.grid import StateTree, merkle_root
 from protocol.manifest import RunManifest
 from training.compression import result_codec
-from training.outer import make_outer
+from training.outer.optimizers import make_outer
 
 Vector = NDArray[np.float32]
 

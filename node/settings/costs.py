@@ -16,7 +16,7 @@ from training.channel.trainer_end import channel_spec
 from training.compression import in_grade, make_codec
 from training.files.state import CHECKPOINTS_KEPT
 from training.methods.presets import IN_PROCESS, PRESETS
-from training.outer import make_outer
+from training.outer.optimizers import make_outer
 
 INNER_STATES_KEPT = 3
 """As `training.loop.inner_state`, whose module needs torch."""

@@ -37,7 +37,7 @@ from training.compression import (
 from training.data.corpus import CORPORA
 from training.methods.presets import AUTO, IN_PROCESS, NOT_YET, PRESETS, is_paced, wrong_flight
 from training.models.genesis import MODEL_FILE, SCHEMAS
-from training.outer import OUTER_OPTIMIZERS
+from training.outer.optimizers import OUTER_OPTIMIZERS
 
 RESULT_BITS = 8
 """R7: of an element of a result, at least."""

@@ -45,7 +45,7 @@ from training.compression import codec_defaults
 from training.data.corpus import pin_corpus
 from training.methods.presets import AUTO, PRESETS, Preset, momentum_for
 from training.models.genesis import MODEL_FILE, shard_spec
-from training.outer import make_outer
+from training.outer.optimizers import make_outer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

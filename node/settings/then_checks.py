@@ -9,7 +9,7 @@ from node.settings.toml_file import did_you_mean
 from protocol.errors import ConfigError
 from protocol.manifest import ThenSpec
 from training.methods.presets import PRESETS, wrong_then
-from training.outer import OUTER_OPTIMIZERS
+from training.outer.optimizers import OUTER_OPTIMIZERS
 
 _WHERE = "[outer.then]"
 

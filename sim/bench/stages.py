@@ -24,9 +24,12 @@ _CODEC = re.compile(r"training/compression/\w+\.py (encode|decode)")
 
 _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hash", ("protocol/grid.py",)),
-    ("norms", ("arithmetic.py squared_norm", "compression/int8.py squared_norm")),
-    ("sum", ("shard_store.py reduce", "training/aggregation", "compression/int8.py weighted_sum")),
-    ("outer step", ("node/cells/outer_step.py", "training/outer/__init__.py")),
+    ("norms", ("arithmetic.py squared_norm", "compression/blocks.py squared_norm")),
+    (
+        "sum",
+        ("shard_store.py reduce", "training/aggregation", "compression/blocks.py weighted_sum"),
+    ),
+    ("outer step", ("node/cells/outer_step.py", "training/outer/optimizers.py")),
     ("encode", ("compression/feedback.py",)),
     ("made-up numbers", ("bench/made_up.py", "bench/gate.py", "made_up_trainer.py _distance")),
     ("trainer channel", ("training/channel/trainer_end.py", "node/trainers/trainer.py")),

@@ -1,7 +1,7 @@
 """I5: tokens, steps and samples of every seal follow from the COMMITs that it lists.
 
 Written from docs/protocol/rounds.md (R6, R9), not from `node.rules.roster` and
-`training.data.leases`: the samples are counted here as sets of intervals. Their numbers go on from
+`training.data.corpus`: the samples are counted here as sets of intervals. Their numbers go on from
 epoch to epoch, so each may be used once in the whole chain; and of each below the cursor it is
 known what became of it: used, waiting to be leased again, or forgotten, and then the seal says how
 many were.

@@ -17,7 +17,7 @@ from protocol.messages import SealValue
 from training.aggregation import AGGREGATORS, coefficients_of
 from training.compression import result_codec
 from training.numeric.gram import wire_form
-from training.outer import OuterInfo, make_outer
+from training.outer.optimizers import OuterInfo, make_outer
 
 Vector = NDArray[np.float32]
 

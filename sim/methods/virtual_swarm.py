@@ -17,7 +17,7 @@ from sim.methods.staleness import CONSTANT, Staleness
 from training.channel.exchange import Contribution, Lease, Outcome, RunClock, RunStart
 from training.loop.replicas import MemorySession, MemoryTicket, Swarm, Weights
 from training.methods.modest import MODELS_MIN, View, sample
-from training.outer import OuterInfo
+from training.outer.optimizers import OuterInfo
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from sim.attacks import Attack, Context
 from sim.robustness.learners import Draw, Learner, Shares, learner_of, manifest_of
 from training.aggregation import AGGREGATORS, tolerated
 from training.numeric.arithmetic import Vector, all_finite
-from training.outer import OuterInfo, make_outer
+from training.outer.optimizers import OuterInfo, make_outer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

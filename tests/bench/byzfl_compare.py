@@ -23,7 +23,7 @@ import numpy as np
 
 from sim.bench.aggregators import made_up_updates
 from training.aggregation import AGGREGATORS
-from training.aggregation.linear import Arc, Krum, Mean, MultiKrum
+from training.aggregation.gram_rules import Arc, Krum, Mean, MultiKrum
 from training.channel.child_process import ONE_BLAS_THREAD
 from training.numeric.arithmetic import Vector
 

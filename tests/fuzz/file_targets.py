@@ -46,7 +46,7 @@ from training.device.inner import (
     optimizer_tensors,
 )
 from training.files.exported import read_provenance, read_tensors, write_export
-from training.files.state import META_FILE, load_checkpoint, load_latest, named_tensors
+from training.files.state import META_FILE, load_checkpoint, named_tensors
 from training.files.tensor_file import read_tensors as read_tensor_file
 from training.loop.inner_state import InnerFolder, InnerState
 from training.models.building import build_model
@@ -83,7 +83,6 @@ def _checkpoint(name: str) -> Read:
         before = path.read_bytes()
         path.write_bytes(data)
         try:
-            load_latest(folder / "checkpoints", SPEC, run=MANIFEST.digest, slots=("momentum",))
             return load_checkpoint(target, SPEC, run=MANIFEST.digest, slots=("momentum",))
         finally:
             path.write_bytes(before)
@@ -197,7 +196,7 @@ def _read_export(path: Path) -> None:
 
 CHECKPOINT = Target(
     name="",
-    covers=("training.files.state.load_checkpoint", "training.files.state.load_latest"),
+    covers=("training.files.state.load_checkpoint",),
     read=_checkpoint(META_FILE),
     errors=(CheckpointError,),
     memory_base=FILE_BYTES + PACKER_BYTES,

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from tests.training import aggregation_reference as reference
 from training.aggregation import AGGREGATORS, PRE_STEPS
 from training.aggregation.coordinates import Plan, network, planned, run, trimming
-from training.aggregation.linear import Arc, Bucketing, Flag, Krum, Nnm
+from training.aggregation.gram_rules import Arc, Bucketing, Flag, Krum, Nnm
 from training.aggregation.seam import capped_shares, tolerated
 
 NUMEL = 3000

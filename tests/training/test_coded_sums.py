@@ -17,7 +17,7 @@ from training.compression.seeded import RandomShiftCodec
 from training.kernels import KERNELS, Lattice
 from training.numeric.arithmetic import squared_norm, weighted_sum
 from training.numeric.spare_vectors import SpareVectors
-from training.outer import OUTER_OPTIMIZERS, OuterStep, steps_on_lattice
+from training.outer.optimizers import OUTER_OPTIMIZERS, OuterStep, steps_on_lattice
 
 PEERS = 5
 

@@ -20,7 +20,7 @@ from training.compression.blocks import BLOCK
 from training.kernels import building
 from training.numeric import gram
 from training.numeric.arithmetic import all_finite, squared_norm, weighted_sum
-from training.outer import OUTER_OPTIMIZERS, OuterInfo, OuterStep
+from training.outer.optimizers import OUTER_OPTIMIZERS, OuterInfo, OuterStep
 
 NUMELS = (2048, 4099, 3 * 16384 + 77)
 KINDS = ("normal", "sizes", "few values", "zeros", "huge", "tiny")

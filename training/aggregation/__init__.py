@@ -1,7 +1,7 @@
 """Every rule by which contributions become one vector, by name; and the steps before a rule."""
 
 from training.aggregation.coordinates import MeaMed, Median, Phocas, TrimmedMean
-from training.aggregation.linear import (
+from training.aggregation.gram_rules import (
     Arc,
     Bucketing,
     Bulyan,

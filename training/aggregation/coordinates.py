@@ -1,6 +1,10 @@
 """Rules that look at one coordinate at a time: nothing to exchange, the order of values decides.
 
 P peers, R rows that are sorted, N elements of a slice, B elements of a block
+
+Coordinates are sorted over peers by a network of minima and maxima through which whole rows go. A
+network compares the same pairs whatever the values are, so a comparison is one instruction over
+many coordinates at once. What no wanted rank depends on is left out.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -201,6 +205,9 @@ def wired(network: Network) -> Wiring:
 _ROWS_AT_A_TIME = 4
 """A minimum looks at three. Blocks so long that not all rows stay in a core's own cache take a
 tenth to a quarter less than shorter ones with more calls: 16 to 64 rows, 1 MiB of cache."""
+
+
+# The rules ---------------------------------------------------------------------------------------
 
 
 class Coordinates(Rule):

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.kernels import kernels_for
+from training.numeric import Registry
 from training.numeric.arithmetic import Vector, add_weighted, all_finite, product, tree_sum
 from training.numeric.gram import CELL_ELEMENTS, Matrix, summed
-from training.numeric.registry import Registry
 
 Floats = NDArray[np.float64]
 
@@ -244,6 +244,9 @@ def median_of(values_P: Floats) -> float:
     if len(ordered_P) % 2:
         return float(ordered_P[middle])
     return float(0.5 * ordered_P[middle - 1] + 0.5 * ordered_P[middle])
+
+
+# Rows made of rows: what steps before a rule leave, in the Gram matrix and in a slice ------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,15 @@
     round-000042.closed   of that round nobody may ask any more: all but its anchor goes
 
 Of the states only those are kept that `kept_states` names; one between them is made again by
-running on from the last one before it, when somebody may ask for it and does
-(`training.audits.traces`).
+running on from the last one before it, when somebody may ask for it and does (`reopen`).
 
 The trainer writes and deletes while it trains, the network process serves cells and closes rounds.
 Nothing is synced: what a power cut takes costs the seat at worst, and a sync would hold up each
 round. So nothing is believed either: each cell is served only if it is what its root says.
+
+Of somebody else's segment, run again here, any bytes may be what a liar shows. What no honest
+trainer can have begun with leads to NO_START, which is nobody's end; what nobody can tell here
+leads to nothing at all.
 """
 
 import logging
@@ -360,6 +363,8 @@ def read_trace_names(path: Path, manifest: RunManifest) -> Trace:
 
 
 logger = logging.getLogger(__name__)
+
+# Segments that are run again, without torch ------------------------------------------------------
 
 NO_START = bytes(32)
 """Where a segment begins with what its sender cannot have had: the end of nothing."""

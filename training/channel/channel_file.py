@@ -13,8 +13,7 @@ that still reads a contribution, a trainer that still works from an anchor, keep
 holds what, the frames say; only the network process gives them out. With two rounds in flight (R5)
 there is one place for the anchor and one for each contribution, and both ends copy.
 
-Places are on the disk and in memory once they are used, and what was not needed goes back
-(`training.channel.channel_file`).
+Places are on the disk and in memory once they are used, and what was not needed goes back.
 """
 
 import errno
@@ -322,6 +321,9 @@ def _allocate(file: BinaryIO, offset: int, size: int) -> None:
 
 _REMOVE: int | None = getattr(mmap, "MADV_REMOVE", None)
 """Linux gives memory and blocks of a piece of a file back."""
+
+
+# The hand of the network process on it: which place is whose, and when it is free again ----------
 
 
 class _Places:

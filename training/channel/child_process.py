@@ -1,4 +1,5 @@
-"""How our child processes behave: their threads, and that they never outlive their parent."""
+"""How child processes of ours begin and end: their threads, the manifest that they read, and that
+they never outlive their parent."""
 
 import os
 import signal
@@ -76,6 +77,9 @@ def exit_when_stdin_closes(read_fd: int = 0) -> None:
         exit_now()
 
     threading.Thread(target=watch, name="parent", daemon=True).start()
+
+
+# The manifest, as a file that is named by its digest ---------------------------------------------
 
 
 class _DigestIsEnough:

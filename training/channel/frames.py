@@ -312,6 +312,8 @@ def _build_tuple(items: tuple[object, ...], raw: object, path: str) -> tuple[obj
     )
 
 
+# An error of the network process: told to a user's process, and raised there again ---------------
+
 _MESSAGE_CHARACTERS_MAX = 8192
 """Far below a frame's bound; a trace in it stays readable."""
 

@@ -1,8 +1,9 @@
 """The trainer's end of the channel to the network process.
 
 Weights and payloads pass through one memory-mapped file (`training.channel.channel_file`),
-everything else as frames over a pipe. A frame is sent after the bytes that it speaks of are in
-place, and neither end ever writes what the other reads.
+everything else as frames over a pipe, whose end says that the network process is gone. A frame is
+sent after the bytes that it speaks of are in place, and neither end ever writes what the other
+reads.
 """
 
 import logging

@@ -2,7 +2,7 @@
 
     payload = the floats of all blocks, <f4 | codes, those of the first element in the lowest bits
 
-N elements, B blocks of K elements (the last may be shorter), L levels
+N elements, B blocks of K elements (the last may be shorter), L levels, P payloads
 
 Scales are float32 of 11 significant bits, rounded up: their product with a level of up to 13 bits
 is exact, so every decoder has the same bits and encoding a decoded vector changes nothing. A code
@@ -320,6 +320,8 @@ class Dense2BitCodec(BlockCodec):
 CODECS.register("dense2bit", Dense2BitCodec)
 
 
+# Eight bits, and sums over their payloads that make no vector of the numbers ---------------------
+
 _SCALE_SURE = np.float32(2.0**120)
 """Times a level of eight bits it is finite."""
 
@@ -410,6 +412,14 @@ class Int8Codec(BlockCodec):
 
 CODECS.register("int8", Int8Codec)
 
+
+# Each peer's own choice among 8, 4 and 2 bits, by what its line sends ----------------------------
+#
+#   payload = that of `int8`, `int4` or `ternary`; its size tells which
+#
+# Who is on a slow line need not send as much as who is on a fast one, and all are decoded alike.
+# With error feedback nobody's residual is another's matter, so a peer may choose anew in each
+# round.
 
 GRADES = (8, 4, 2)
 """Bits per element, the finest first."""

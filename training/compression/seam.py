@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from training.kernels import Lattice
+from training.numeric import Registry
 from training.numeric.arithmetic import all_finite
-from training.numeric.registry import Registry
 
 FEEDBACK_BITS = 6.0
 """Below so many bits per element a biased codec without error feedback loses what averaging gains

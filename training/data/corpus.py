@@ -24,7 +24,12 @@ from protocol.grid import merkle_root
 from protocol.limits import KIB, MIB
 from protocol.manifest import CorpusSpec
 from training.channel.exchange import Lease
-from training.numeric.registry import Registry
+from training.numeric import Registry
+
+# A keyed bijection of 0..n-1 that needs no memory: a Feistel network with cycle walking ----------
+#
+# Integer arithmetic on 64 bits only, so that every machine computes the same order. It mixes well
+# and keeps no secret.
 
 _ROUNDS = 6
 

@@ -219,6 +219,8 @@ def _states_by_parameter(
 
 logger = logging.getLogger(__name__)
 
+# How many sequences pass through the model at once -----------------------------------------------
+
 T = TypeVar("T")
 
 _RESERVE = 3
@@ -320,6 +322,9 @@ def memory_error(device: Device) -> ConfigError:
         "time: end other programs that use it, choose another device with --device, or join a run "
         "of a smaller model or context"
     )
+
+
+# The loss on held-out text -----------------------------------------------------------------------
 
 
 def _tell_nobody(done: int) -> None:

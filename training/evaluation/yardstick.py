@@ -1,6 +1,7 @@
-"""What a swarm is held against: its own first weights, and one node that trains alone.
+"""What a swarm is held against: its own first weights, and one node that trains alone; and text out
+of a model, one byte after the other, drawn from what it expects next.
 
-B sequences, W window (context + 1 bytes)
+B sequences, W window (context + 1 bytes), V vocabulary
 """
 
 import math

@@ -3,6 +3,12 @@
 Nothing is promised by the system but this: a file's bytes are on the disk once the file was synced,
 and a name once its folder was. What was not synced may be lost, torn, or there without what was
 written before it. A sync that failed has lost what it was for: the next one succeeds without it.
+
+Large writes go past the system's page cache where it lets us: Linux, and most file systems. Bytes
+that are written once and read hardly ever need no copy there. Each of its pages is taken fresh,
+which in a virtual machine whose host takes free memory back costs several times as much as the
+copy. What is written so is on its way to the device when the call returns; that it is durable only
+a sync says.
 """
 
 import errno

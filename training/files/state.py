@@ -12,7 +12,6 @@ is believed: every byte of a checkpoint is under a digest, and every tensor held
 """
 
 import json
-import logging
 import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -38,7 +37,12 @@ from training.files.durable import (
     make_folder_durably,
     replace_durably,
 )
-from training.outer import make_outer
+from training.outer.optimizers import make_outer
+
+# Float32 tensors in the form of a safetensors file, from where they lie --------------------------
+#
+# The library's own writer takes a copy of all tensors first: a model's size of fresh memory for
+# each checkpoint. Source: github.com/huggingface/safetensors, "Format".
 
 LENGTH_BYTES = 8
 ALIGNMENT = 8
@@ -105,7 +109,7 @@ def _address(vector_N: NDArray[np.float32]) -> int:
     return address
 
 
-logger = logging.getLogger(__name__)
+# Checkpoints -------------------------------------------------------------------------------------
 
 CHECKPOINTS_KEPT = 3
 ANCHOR_FILE, OUTER_FILE, META_FILE = "anchor.safetensors", "outer.safetensors", "meta.json"
@@ -246,21 +250,6 @@ def load_checkpoint(path: Path, spec: ShardSpec, *, run: bytes, slots: Sequence[
         ),
     )
     return Checkpoint(path=path, meta=meta, state=state)
-
-
-def load_latest(
-    folder: Path, spec: ShardSpec, *, run: bytes, slots: Sequence[str]
-) -> Checkpoint | None:
-    """The checkpoint that `latest` names, or else the newest older one that is whole.
-
-    None if there is no whole one: the node then syncs its state from peers.
-    """
-    for path in checkpoint_folders(folder):
-        try:
-            return load_checkpoint(path, spec, run=run, slots=slots)
-        except CheckpointError as error:
-            logger.warning("checkpoint skipped path=%s reason=%s", path, error)
-    return None
 
 
 def round_of(path: Path) -> int:

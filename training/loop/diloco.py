@@ -45,8 +45,14 @@ from training.loop.inner_state import (
 )
 from training.methods.method import Due, Method, anchor_digest
 from training.methods.stages import make_stages
-from training.models.building import read_fragment, tokens_per_sample, write_fragment
-from training.models.model_checks import check_optimizer, check_parameters, unwrapped
+from training.models.building import (
+    check_optimizer,
+    check_parameters,
+    read_fragment,
+    tokens_per_sample,
+    unwrapped,
+    write_fragment,
+)
 from training.numeric.arithmetic import all_finite
 
 logger = logging.getLogger(__name__)

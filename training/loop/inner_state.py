@@ -1,4 +1,4 @@
-"""The trainer's transaction (R6) on the disk: one file per round.
+"""The trainer's transaction (R6) on the disk, one file per round, and what of it counts at a start.
 
 N elements of a fragment
 
@@ -7,7 +7,9 @@ N elements of a fragment
 
 It is written before the contribution leaves the trainer. So a trainer that starts anew knows what
 it may have said: while the round is open it sends the same bytes again, without training; when the
-round is over the seal tells which of the two residuals is the right one.
+round is over the seal tells which of the two residuals is the right one. With two rounds in flight
+(R5) two may be open; bytes are sent again where the fragment is still the version that they are
+relative to.
 """
 
 import errno

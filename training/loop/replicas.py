@@ -29,7 +29,7 @@ from training.compression import make_codec, result_codec
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined
 from training.numeric.gram import wire_form
-from training.outer import OuterInfo, make_outer
+from training.outer.optimizers import OuterInfo, make_outer
 
 T = TypeVar("T")
 Weights = NDArray[np.float32]

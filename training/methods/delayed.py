@@ -12,7 +12,7 @@ from typing_extensions import override
 from training.channel.exchange import Outcome
 from training.methods.in_flight import InFlight
 from training.methods.method import METHODS, Due, Method, MethodSetting, Vector
-from training.outer import OuterInfo, Slots, make_outer
+from training.outer.optimizers import OuterInfo, Slots, make_outer
 
 
 class Delayed(InFlight):

@@ -20,7 +20,7 @@ from protocol.manifest import InnerSpec, OuterSpec, RunManifest
 from training.channel.exchange import Exchange, Lease, Outcome, RunClock, RunStart, Turn
 from training.data.leases import lease_size
 from training.methods.presets import PRESETS, SHORT_RUN_ROUNDS
-from training.numeric.registry import Registry
+from training.numeric import Registry
 
 if TYPE_CHECKING:
     from torch import nn

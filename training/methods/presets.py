@@ -10,7 +10,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from training.numeric.registry import Registry
+from training.numeric import Registry
+
+# Methods that no node runs yet, and `barnraise compare` does, in one process ---------------------
+#
+# A node seals rounds of one anchor (R7). Where replicas have weights of their own, or an anchor
+# moves under those who train, there is nothing to seal: no bit promise. `sim.methods.swarms` runs
+# them.
 
 SAM_RADIUS = 0.05
 """Of sharpness-aware minimization, within the 0.01 to 0.1 of DFedSAM's authors."""
@@ -118,6 +124,8 @@ NOT_YET: Mapping[str, str] = {
 }
 """Presets that are no preset yet, and what each of them still needs."""
 
+
+# Presets -----------------------------------------------------------------------------------------
 
 SHORT_RUN_ROUNDS = 500
 MOMENTUM_SHORT, MOMENTUM_LONG = 0.5, 0.9

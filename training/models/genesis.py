@@ -18,7 +18,7 @@ from protocol import limits
 from protocol.errors import ConfigError, ManifestError
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest
-from training.numeric.registry import Registry
+from training.numeric import Registry
 
 MODEL_FILE = "file"
 """The name of a model that is in a file, which the manifest names by its digest. Every peer has the

@@ -142,6 +142,8 @@ def all_finite(x_N: NDArray[np.floating]) -> bool:
 Matrix = NDArray[np.float64]
 Floats = NDArray[np.float64]
 
+# Small matrices, in a fixed order of operations --------------------------------------------------
+
 _SQUARINGS = 10
 """As good as 1024 steps of power iteration."""
 

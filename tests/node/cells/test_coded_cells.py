@@ -13,7 +13,7 @@ from tests.node.edge import toy_manifest
 from tests.training.test_kernels import compiled, numpy_alone
 from training.compression import CODECS
 from training.compression.blocks import Int8Codec
-from training.outer import Nesterov
+from training.outer.optimizers import Nesterov
 
 CELL = 1 << 15
 NUMEL = 3 * CELL + 1500

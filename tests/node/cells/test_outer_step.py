@@ -9,7 +9,7 @@ from node.cells.outer_step import OuterStepping, StepRules
 from protocol.grid import Layout, ShardSpec, TensorSpec, cell_root
 from training.compression import CODECS
 from training.numeric.spare_vectors import SpareVectors
-from training.outer import blank_step
+from training.outer.optimizers import blank_step
 
 CELL, CELLS = 64, 3
 NUMEL = CELL * CELLS

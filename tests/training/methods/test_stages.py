@@ -19,7 +19,7 @@ from training.methods.presets import wrong_then
 from training.methods.stages import make_stages
 from training.models.building import build_model
 from training.models.genesis import genesis_weights, shard_spec
-from training.outer import OuterInfo, make_outer
+from training.outer.optimizers import OuterInfo, make_outer
 
 FROM = 3
 THEN = ThenSpec(

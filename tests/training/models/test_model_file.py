@@ -23,7 +23,7 @@ from protocol.errors import ConfigError, ManifestError, ManifestMismatch
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest, Setting
 from tests.training.replicas import small_manifest
-from training.models.building import build_from_file, build_model, check_forward
+from training.models.building import build_from_file, build_model, check_forward, model_tensors
 from training.models.genesis import (
     ModelFile,
     build_settings,
@@ -32,7 +32,6 @@ from training.models.genesis import (
     named_model_file,
     read_model_file,
 )
-from training.models.model_checks import model_tensors
 
 SOURCE = """
 from __future__ import annotations

@@ -9,7 +9,7 @@ import torch
 from protocol.errors import ConfigError
 from tests.training.replicas import OUTER, small_manifest
 from training.loop.replicas import Weights
-from training.outer import OUTER_OPTIMIZERS, OuterInfo, OuterOptimizer, Slots, make_outer
+from training.outer.optimizers import OUTER_OPTIMIZERS, OuterInfo, OuterOptimizer, Slots, make_outer
 
 NUMEL = 1000
 

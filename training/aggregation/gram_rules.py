@@ -1,4 +1,10 @@
-"""Rules whose result is a sum of the rows: whole vectors are judged, slices are summed."""
+"""Rules that judge whole vectors, and steps before a rule: all in the Gram matrix of the rows.
+
+P peers, N elements of a slice, R rows after a step
+
+What is spanned by the rows needs no rows: lengths, distances, directions and centres follow from
+their products. Most rules give a factor to each row, by which slices are summed.
+"""
 
 from collections.abc import Sequence
 
@@ -126,6 +132,9 @@ _FLAG_RANK_LEAST = 1e-9
 """Of the largest eigenvalue: directions below are noise of the arithmetic."""
 
 
+# Directions: where contributions spread most, and where they agree -------------------------------
+
+
 class Caf(Linear):
     """Covariance-bound-agnostic filter (Allouah, Guerraoui and Stephan 2025).
 
@@ -217,6 +226,9 @@ CELL_SLACK = 1.5
 
 GUARD_SLACK = 1.5
 """How much longer than the median a whole vector may be before it is taken for no training."""
+
+
+# Lengths: of whole vectors, and of cells ---------------------------------------------------------
 
 
 class NormClip(Linear):
@@ -329,6 +341,9 @@ def clip_factors(squares_P: Floats, slack: float = 1.0) -> Floats:
     is_long_P = norms_P > limit
     factors_P: Floats = np.where(is_long_P, limit / np.where(is_long_P, norms_P, 1.0), 1.0)
     return factors_P
+
+
+# Distances to others (Blanchard et al. 2017; Mhamdi et al. 2018) ---------------------------------
 
 
 def krum_order(distances_PP: Matrix, neighbours: int) -> NDArray[np.intp]:
@@ -445,6 +460,9 @@ _CLIP_STOP = 1e-6
 """Of the radius."""
 
 
+# Centres: every row pulls, none harder than another ----------------------------------------------
+
+
 class GeometricMedian(Linear):
     """The point with the least sum of distances: smoothed Weiszfeld steps (Pillutla et al. 2019).
 
@@ -534,6 +552,9 @@ def _squares_from(gram_PP: Matrix, point_P: Floats) -> Floats:
     own = dot(point_P, products_P)
     found_P: Floats = np.maximum(np.diagonal(gram_PP) - 2.0 * products_P + own, 0.0)
     return found_P
+
+
+# Steps before a rule, as matrices that mix rows --------------------------------------------------
 
 
 class Arc:
