@@ -31,9 +31,9 @@ from node.state.folder import default_state
 from protocol.errors import ConfigError, TrainerError
 from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
+from training.channel.child_process import read_manifest
 from training.channel.exchange import Contribution, Outcome, RunClock, RunStart, Turn
 from training.channel.frames import Attach, Ready
-from training.channel.manifest_file import read_manifest
 from training.channel.trainer_end import (
     ChannelExchange,
     ChannelFile,
@@ -41,7 +41,7 @@ from training.channel.trainer_end import (
     channel_spec,
 )
 from training.data.corpus import lease_samples, open_corpus
-from training.loop.method import steps_of
+from training.methods.method import steps_of
 
 if TYPE_CHECKING:
     from training.loop.inner_state import InnerStore

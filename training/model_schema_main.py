@@ -25,8 +25,7 @@ from training.channel.child_process import (
     leave_interrupts_to_parent,
     take_control_pipe,
 )
-from training.models.genesis import DIGEST_SETTING, MODEL_FILE
-from training.models.model_file import read_model_file
+from training.models.genesis import DIGEST_SETTING, MODEL_FILE, read_model_file
 
 if TYPE_CHECKING:
     from torch import nn
@@ -66,12 +65,12 @@ def main() -> int:
 def _describe(path: Path, model: ModelSpec) -> dict[str, object]:
     import torch
 
-    from training.models.model_checks import model_tensors
-    from training.models.model_from_file import (
+    from training.models.building import (
         ModelCode,
         build_from_file,
         check_backward,
         check_forward,
+        model_tensors,
     )
 
     file = read_model_file(path)

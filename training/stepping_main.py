@@ -32,8 +32,7 @@ def _step(manifest: RunManifest, dataset: Dataset, seconds: float) -> None:
     import numpy as np
 
     from training.device.device import open_device
-    from training.device.inner import apply_gradient, make_optimizer
-    from training.device.micro_batch import MicroBatch
+    from training.device.inner import MicroBatch, apply_gradient, make_optimizer
     from training.models.building import build_model, tokens_per_sample
 
     device, inner = open_device("cpu"), manifest.inner

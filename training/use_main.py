@@ -27,15 +27,16 @@ from protocol.manifest import RunManifest
 from training.channel.child_process import (
     exit_when_stdin_closes,
     leave_interrupts_to_parent,
+    open_known_manifest,
+    read_manifest,
     set_thread_budget,
 )
 from training.channel.exchange import RunClock
-from training.channel.failure import failure_frame
-from training.channel.manifest_file import open_known_manifest, read_manifest
+from training.channel.frames import failure_frame
 from training.data.corpus import open_corpus
-from training.evaluation.sampling import Sampling
+from training.evaluation import Sampling
 from training.files.exported import read_provenance, read_tensors, require_whole_model
-from training.files.whole_checkpoints import every_whole, newest_whole
+from training.files.state import every_whole, newest_whole
 
 if TYPE_CHECKING:
     from torch import nn
@@ -111,8 +112,8 @@ class Use:
         manifest, found = self._open()
         (weights,) = found
         device = self._load_torch()
-        from training.device.micro_batch import is_out_of_memory
-        from training.evaluation.generation import generate
+        from training.device.inner import is_out_of_memory
+        from training.evaluation.yardstick import generate
 
         prompt = bytes.fromhex(options.prompt_hex)
         try:
@@ -146,8 +147,7 @@ class Use:
         return open_device(self._options.device)
 
     def _loss(self, model: "nn.Module", held_out_BW: NDArray[np.uint8], device: "Device") -> float:
-        from training.device.micro_batch import is_out_of_memory
-        from training.loop.evaluation import finite_loss
+        from training.device.inner import finite_loss, is_out_of_memory
 
         def tell(done: int) -> None:
             self._say("progress", done=done, total=len(held_out_BW))

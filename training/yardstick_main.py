@@ -45,9 +45,8 @@ def _measure(
     prompt: bytes,
     text_bytes: int,
 ) -> None:
-    from training.evaluation.generation import sample_text
-    from training.evaluation.yardstick import curve_sample, genesis_loss, model_of
-    from training.loop.evaluation import validation_loss
+    from training.device.inner import validation_loss
+    from training.evaluation.yardstick import curve_sample, genesis_loss, model_of, sample_text
 
     slots = make_outer(manifest.outer).slots
     held_out_BW = curve_sample(manifest, dataset)
@@ -72,8 +71,8 @@ def _measure(
 
 
 def _alone(manifest: RunManifest, dataset: Dataset) -> None:
+    from training.device.inner import validation_loss
     from training.evaluation.yardstick import curve_sample, train_alone
-    from training.loop.evaluation import validation_loss
 
     points: list[tuple[int, float]] = []
 

@@ -96,7 +96,7 @@ def generate(
 ) -> None:
     """Generate text: the model continues the prompt byte by byte."""
     from node.using.child import TextWanted, WeightsChoice, find_source
-    from training.evaluation.sampling import Sampling
+    from training.evaluation import Sampling
 
     source = find_source(
         WeightsChoice(

@@ -58,7 +58,7 @@ from protocol.rounds.round_view import RoundConfig
 from protocol.shared_state.store import Store
 from training.audits.traces import TRACES_FOLDER, TraceFolder
 from training.files.durable import make_folder_durably
-from training.loop.method import is_paced
+from training.methods.presets import is_paced
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined
 

@@ -13,8 +13,8 @@ from types import MappingProxyType
 
 from node.processes.children import child_environment
 from protocol.errors import BarnraiseError, ConfigError, TrainerError
-from training.channel.control_pipe import ControlPipe
 from training.channel.frames import TO_USER, Leaving
+from training.channel.trainer_end import ControlPipe
 
 logger = logging.getLogger(__name__)
 

@@ -28,8 +28,7 @@ from protocol.manifest import RunManifest
 from protocol.rounds.turns import Turns
 from protocol.segments import kept_states
 from training.compression import make_codec, with_grades
-from training.loop.method import is_paced
-from training.methods.presets import PRESETS
+from training.methods.presets import PRESETS, is_paced
 
 MIB = 1 << 20
 STEP_S_MIN, STEP_S_MAX = 1e-6, 86_400.0

@@ -15,9 +15,7 @@ from protocol.manifest import RunManifest
 from training.channel.trainer_end import channel_spec
 from training.compression import in_grade, make_codec
 from training.files.state import CHECKPOINTS_KEPT
-from training.loop.method import has_variates
-from training.methods.in_process import IN_PROCESS
-from training.methods.presets import PRESETS
+from training.methods.presets import IN_PROCESS, PRESETS
 from training.outer.optimizers import make_outer
 
 INNER_STATES_KEPT = 3
@@ -125,7 +123,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     kept = result * limits.RESULT_ROUNDS_KEPT
     inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
     # SCAFFOLD: c, c_r before and after, the anchor; beside them in memory the correction.
-    variates = 4 * has_variates(outer.preset)
+    variates = 4 * PRESETS[outer.preset](manifest.rounds).has_variates
     # SPARTA: the weights of a replica, which the round's anchor does not have.
     inner += vectors * (variates + PRESETS[outer.preset](manifest.rounds).has_own_weights)
     is_uphill = manifest.inner.sam_radius > 0.0  # What to come back to.

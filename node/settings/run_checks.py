@@ -35,9 +35,7 @@ from training.compression import (
     with_grades,
 )
 from training.data.corpus import CORPORA
-from training.loop.method import is_paced, wrong_flight
-from training.methods.in_process import IN_PROCESS, NOT_YET
-from training.methods.presets import AUTO, PRESETS
+from training.methods.presets import AUTO, IN_PROCESS, NOT_YET, PRESETS, is_paced, wrong_flight
 from training.models.genesis import MODEL_FILE, SCHEMAS
 from training.outer.optimizers import OUTER_OPTIMIZERS
 
@@ -254,7 +252,7 @@ def _with_signs(expanded: RunFile) -> Iterator[str]:
     if outer.then is not None:
         named.append((outer.then.preset, outer.then.optimizer, "[outer.then]"))
     for name, optimizer, section in named:
-        if optimizer == "sign" and PRESETS[name](expanded.run.rounds).merge == "eager":
+        if optimizer == "sign" and PRESETS[name](expanded.run.rounds).method == "eager":
             yield (
                 f"{section} optimizer is 'sign', of whose steps nobody has a share, and {name!r} "
                 "applies the own share at once; set it to 'sgd'"

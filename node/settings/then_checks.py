@@ -8,8 +8,7 @@ from node.settings.run_sections import RunFile
 from node.settings.toml_file import did_you_mean
 from protocol.errors import ConfigError
 from protocol.manifest import ThenSpec
-from training.loop.stages import wrong_then
-from training.methods.presets import PRESETS
+from training.methods.presets import PRESETS, wrong_then
 from training.outer.optimizers import OUTER_OPTIMIZERS
 
 _WHERE = "[outer.then]"

@@ -18,7 +18,6 @@ from node.trainers.trainer import Trainer
 from node.trainers.trainer_channel import TrainerConfig, channel_for, unwrapped_nursery
 from protocol.errors import BarnraiseError, TrainerError
 from training.channel.child_process import leave_interrupts_to_parent, take_control_pipe
-from training.channel.failure import failure_frame
 from training.channel.frames import (
     FROM_USER,
     Attach,
@@ -26,6 +25,7 @@ from training.channel.frames import (
     FromTrainer,
     Leaving,
     ToUser,
+    failure_frame,
     pack_frame,
 )
 

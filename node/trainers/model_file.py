@@ -19,8 +19,17 @@ from node.state.folder import write_atomically
 from protocol.errors import ConfigError
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest, Setting
-from training.models.genesis import DIGEST_SETTING, MODEL_FILE, cut, file_digest, file_initial
-from training.models.model_file import ModelFile, Value, named_model_file, read_model_file
+from training.models.genesis import (
+    DIGEST_SETTING,
+    MODEL_FILE,
+    ModelFile,
+    Value,
+    cut,
+    file_digest,
+    file_initial,
+    named_model_file,
+    read_model_file,
+)
 
 logger = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from protocol.manifest import RunManifest
-from training.loop.method import is_paced
+from training.methods.presets import is_paced
 
 SHARE = 0.965
 """Of a round that is to be training; 0.9 is asked for, and steps never take equally long: who is

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 from node.holdings.shard_store import ShardStore
 from protocol.errors import BarnraiseError, TrainerError
 from protocol.grid import Layout
-from training.channel.channel_file import ChannelFile
-from training.channel.channel_places import AnchorPlaces, PayloadPlaces
+from training.channel.channel_file import AnchorPlaces, ChannelFile, PayloadPlaces
 from training.channel.exchange import Contribution, Outcome, TraceRoots, Turn
 from training.channel.frames import (
     Audit,

@@ -22,13 +22,13 @@ from node.trainers.trainer import Trainer
 from protocol.errors import BarnraiseError, TrainerError
 from protocol.manifest import RunManifest
 from training.channel.channel_file import CHANNEL_SUFFIX, ChannelFile, channel_spec
-from training.channel.failure import error_of
 from training.channel.frames import (
     FROM_TRAINER,
     Failed,
     FrameReader,
     FromTrainer,
     ToTrainer,
+    error_of,
     pack_frame,
 )
 

@@ -18,9 +18,8 @@ from node.using.checkpoint_find import find_run
 from node.using.export import open_export
 from protocol.errors import BarnraiseError, ConfigError, StateError
 from protocol.manifest import RunManifest
-from training.channel.failure import error_of
-from training.channel.frames import Failed
-from training.evaluation.sampling import Sampling
+from training.channel.frames import Failed, error_of
+from training.evaluation import Sampling
 from training.models.genesis import MODEL_FILE
 
 THREADS_MAX = 8

@@ -22,8 +22,7 @@ from training.files.exported import (
     tensors_digest,
     write_export,
 )
-from training.files.state import named_tensors
-from training.files.whole_checkpoints import Tell, newest_whole
+from training.files.state import Tell, named_tensors, newest_whole
 
 _VERSION = "barnraise"
 _FROM_MANIFEST = ("title", "model", "settings", "founder", "created")

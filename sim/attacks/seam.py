@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from node.plane.hooks import NodeHooks
 from protocol.identity import PeerId
-from training.numeric.registry import Registry
+from training.numeric import Registry
 
 Vector = NDArray[np.float32]
 Rows = NDArray[np.floating]

@@ -25,7 +25,7 @@ from sim.local.options import LocalOptions
 from sim.local.recipe import found_run
 from sim.local.story import Story
 from sim.local.swarm import LocalSwarm
-from training.loop.method import is_paced
+from training.methods.presets import is_paced
 
 STEPPING_COMMAND = (sys.executable, "-P", "-m", "training.stepping_main")
 ALONE_S = 15.0

@@ -24,8 +24,11 @@ _CODEC = re.compile(r"training/compression/\w+\.py (encode|decode)")
 
 _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("hash", ("protocol/grid.py",)),
-    ("norms", ("arithmetic.py squared_norm", "compression/int8.py squared_norm")),
-    ("sum", ("shard_store.py reduce", "training/aggregation", "compression/int8.py weighted_sum")),
+    ("norms", ("arithmetic.py squared_norm", "compression/blocks.py squared_norm")),
+    (
+        "sum",
+        ("shard_store.py reduce", "training/aggregation", "compression/blocks.py weighted_sum"),
+    ),
     ("outer step", ("node/holdings/outer_step.py", "training/outer/optimizers.py")),
     ("encode", ("compression/feedback.py",)),
     ("made-up numbers", ("bench/made_up.py", "bench/gate.py", "made_up_trainer.py _distance")),
@@ -34,9 +37,9 @@ _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("journal", ("training/files/durable.py", "node/durable/", "record_log.py")),
     ("receive, decrypt", ("libp2p_session.py receive", "libp2p_session.py _decrypted")),
     ("receive, decrypt", ("libp2p_session.py _plain_into", "libp2p_stream.py receive")),
-    ("receive, decrypt", ("libp2p_security.py receive", "libp2p_security.py _decrypted")),
+    ("receive, decrypt", ("libp2p_tls.py receive", "libp2p_tls.py _decrypted")),
     ("receive, decrypt", ("libp2p_link.py _receive_into", "libp2p_link.py arrived")),
-    ("receive, decrypt", ("libp2p_yamux.py take",)),
+    ("receive, decrypt", ("libp2p_muxed_stream.py feed", "libp2p_muxed_stream.py take")),
     ("receive, decrypt", ("libp2p_yamux.py _read", "libp2p_yamux.py feed", "libp2p_link.py read")),
     (
         "receive, decrypt",
@@ -46,9 +49,9 @@ _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "send, encrypt",
         ("libp2p_session.py send", "libp2p_session.py write", "_send_items", "send_items"),
     ),
-    ("send, encrypt", ("libp2p_security.py send", "libp2p_stream.py send", "libp2p_link.py write")),
+    ("send, encrypt", ("libp2p_tls.py send", "libp2p_stream.py send", "libp2p_link.py write")),
     ("send, encrypt", ("libp2p_link.py _send_some",)),
-    ("send, encrypt", ("libp2p_yamux.py",)),
+    ("send, encrypt", ("libp2p_yamux.py", "libp2p_muxed_stream.py")),
     ("connections", ("dht/transport",)),
     (
         "rounds",

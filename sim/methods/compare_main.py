@@ -17,6 +17,7 @@ import numpy as np
 from protocol.manifest import RunManifest
 from training.data.corpus import Dataset
 from training.evaluation.measuring import measure, measuring_parser, say
+from training.methods.presets import PRESETS
 
 POINTS = 24
 """Of the curve; a validation costs as much as some ten steps."""
@@ -31,19 +32,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(manifest: RunManifest, dataset: Dataset, options: argparse.Namespace) -> None:
     from sim.methods.swarms import run_swarm, swarm_of
-    from training.device.inner import accumulate_gradient, make_optimizer
+    from training.device.inner import (
+        accumulate_gradient,
+        finite_loss,
+        make_optimizer,
+        validation_loss,
+    )
     from training.evaluation.yardstick import held_out, model_of
     from training.loop.diloco import DiLoCo
-    from training.loop.evaluation import finite_loss, validation_loss
     from training.loop.replicas import MemorySession, Weights
     from training.loop.trainer_loop import VALIDATION_WINDOWS
-    from training.methods.presets import PRESETS
     from training.models.building import build_model, read_fragment, tokens_per_sample
 
     peers, model_file = options.peers, options.model_file
     swarm = swarm_of(manifest, peers)
-    context, batch = tokens_per_sample(manifest), manifest.inner.batch
-    sam_radius = manifest.inner.sam_radius
+    inner, context = manifest.inner, tokens_per_sample(manifest)
     curve_BW = dataset.held_out_windows(VALIDATION_WINDOWS, context)
     every = max(1, manifest.rounds // POINTS)
     began_s, aside_s, told = time.monotonic(), 0.0, 0
@@ -61,13 +64,13 @@ def _train(manifest: RunManifest, dataset: Dataset, options: argparse.Namespace)
     def train(session: MemorySession) -> None:
         nonlocal aside_s, told
         model = build_model(manifest, model_file=model_file)
-        optimizer = make_optimizer(model, manifest.inner)
+        optimizer = make_optimizer(model, inner)
         diloco = DiLoCo(model, optimizer, exchange=session)
         while not diloco.finished:
             ((first, _),) = diloco.lease
-            samples_B = np.arange(first, first + batch) + diloco.local_step * batch
+            samples_B = np.arange(first, first + inner.batch) + diloco.local_step * inner.batch
             windows_BW = dataset.windows(samples_B, context)
-            loss = accumulate_gradient(model, optimizer, windows_BW, sam_radius=sam_radius)
+            loss = accumulate_gradient(model, optimizer, windows_BW, sam_radius=inner.sam_radius)
             is_sealed = diloco.step(loss) is not None
             # Where replicas are drawn, the first is not there in every round.
             if is_sealed and session.replica == 0 and diloco.clock.round >= told + every:

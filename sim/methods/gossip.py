@@ -16,7 +16,7 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
-from training.numeric.registry import Registry
+from training.numeric import Registry
 
 Rows = NDArray[np.floating]
 Edge = tuple[int, int]

@@ -14,7 +14,7 @@ from math import ceil
 from typing import Protocol
 
 from protocol.errors import ConfigError
-from training.numeric.registry import Registry
+from training.numeric import Registry
 
 
 class Staleness(Protocol):

@@ -1,5 +1,5 @@
 """The in-process swarm of each preset: `training.loop.replicas`, or what
-`training.methods.in_process` names."""
+`training.methods.presets` names."""
 
 from collections.abc import Callable, Mapping
 from typing import TypeVar

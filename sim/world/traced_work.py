@@ -22,7 +22,7 @@ from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.segments import cells_of, encoded_end, root_of, vectors_of
 from sim.world.learning import Learner
-from training.audits.rerun import NO_START
+from training.audits.traces import NO_START
 from training.compression import ErrorFeedback, make_codec
 
 Vector = NDArray[np.float32]

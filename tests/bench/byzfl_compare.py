@@ -23,9 +23,7 @@ import numpy as np
 
 from sim.bench.aggregators import made_up_updates
 from training.aggregation import AGGREGATORS
-from training.aggregation.krum import Krum, MultiKrum
-from training.aggregation.linear import Mean
-from training.aggregation.presteps import Arc
+from training.aggregation.gram_rules import Arc, Krum, Mean, MultiKrum
 from training.channel.child_process import ONE_BLAS_THREAD
 from training.numeric.arithmetic import Vector
 

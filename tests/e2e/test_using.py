@@ -26,9 +26,9 @@ from tests.training.disk_run import write_run
 from tests.training.files.test_exported import rewrite
 from training.channel.exchange import RunClock
 from training.data.corpus import open_corpus
+from training.device.inner import validation_loss
 from training.evaluation.yardstick import held_out, model_of, train_alone
 from training.files.state import CheckpointMeta, ShardState, save_checkpoint
-from training.loop.evaluation import validation_loss
 from training.models.building import read_fragment
 from training.models.genesis import genesis_weights
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from examples import own_model, plain_loop
 from node.trainers.model_file import founders_model
-from training.models.model_from_file import check_forward
+from training.models.building import check_forward
 
 ROOT = Path(__file__).parent.parent.parent
 EXAMPLES = ROOT / "examples"

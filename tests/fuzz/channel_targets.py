@@ -17,7 +17,6 @@ from tests.fuzz.target import FILE_BYTES, PACKER_BYTES, Target, from_bytes, from
 from tests.training.payloads import assert_reads_alike, passes
 from tests.training.replicas import small_manifest
 from training.channel.exchange import RunClock
-from training.channel.failure import error_of
 from training.channel.frames import (
     FROM_USER,
     TO_USER,
@@ -35,11 +34,12 @@ from training.channel.frames import (
     Ready,
     Start,
     Validation,
+    error_of,
     pack_frame,
 )
 from training.channel.trainer_end import ChannelFile, channel_spec
 from training.compression import CODECS
-from training.models.model_file import read_model_file
+from training.models.genesis import read_model_file
 
 MANIFEST = small_manifest()
 NUMEL = 1000
@@ -129,14 +129,14 @@ def _codec_covers(name: str) -> tuple[str, ...]:
         "training.compression.seam.decode_to_read",
         "training.compression.seam.Checking.decode_to_read",
         "training.compression.dense.DenseCodec.decode_to_read",
-        "training.compression.graded.GradedCodec.decode_to_read",
-        "training.compression.int8.Int8Codec.decode_to_read",
+        "training.compression.blocks.GradedCodec.decode_to_read",
+        "training.compression.blocks.Int8Codec.decode_to_read",
         "training.compression.seeded.RandomShiftCodec.decode_to_read",
         "training.compression.blocks.unpack_codes",
-        "training.compression.indices.GapIndices.unpack",
-        "training.compression.indices.IndexCode.unpack",
-        "training.compression.indices.PlainIndices.unpack",
-        "training.compression.indices.unpack_bits",
+        "training.compression.sparse.GapIndices.unpack",
+        "training.compression.sparse.IndexCode.unpack",
+        "training.compression.sparse.PlainIndices.unpack",
+        "training.compression.sparse.unpack_bits",
     )
 
 
@@ -222,7 +222,7 @@ TARGETS = [
     ),
     Target(
         name="model file",
-        covers=("training.models.model_file.read_model_file",),
+        covers=("training.models.genesis.read_model_file",),
         read=from_file(read_model_file, "model.py"),
         errors=(ConfigError,),
         examples=lambda: (b"def build(context):\n    pass\n",),

@@ -37,7 +37,7 @@ from tests.training.files.test_exported import provenance_of
 from tests.training.loop.test_inner_state import state as inner_state
 from tests.training.replicas import small_manifest
 from training.audits.traces import TraceFolder, read_trace_names
-from training.channel.manifest_file import open_known_manifest, read_manifest
+from training.channel.child_process import open_known_manifest, read_manifest
 from training.device.inner import (
     accumulate_gradient,
     apply_gradient,
@@ -46,7 +46,7 @@ from training.device.inner import (
     optimizer_tensors,
 )
 from training.files.exported import read_provenance, read_tensors, write_export
-from training.files.state import META_FILE, load_checkpoint, load_latest, named_tensors
+from training.files.state import META_FILE, load_checkpoint, named_tensors
 from training.files.tensor_file import read_tensors as read_tensor_file
 from training.loop.inner_state import InnerFolder, InnerState
 from training.models.building import build_model
@@ -83,7 +83,6 @@ def _checkpoint(name: str) -> Read:
         before = path.read_bytes()
         path.write_bytes(data)
         try:
-            load_latest(folder / "checkpoints", SPEC, run=MANIFEST.digest, slots=("momentum",))
             return load_checkpoint(target, SPEC, run=MANIFEST.digest, slots=("momentum",))
         finally:
             path.write_bytes(before)
@@ -197,7 +196,7 @@ def _read_export(path: Path) -> None:
 
 CHECKPOINT = Target(
     name="",
-    covers=("training.files.state.load_checkpoint", "training.files.state.load_latest"),
+    covers=("training.files.state.load_checkpoint",),
     read=_checkpoint(META_FILE),
     errors=(CheckpointError,),
     memory_base=FILE_BYTES + PACKER_BYTES,
@@ -282,8 +281,8 @@ TARGETS = [
     Target(
         name="manifest of a known run",
         covers=(
-            "training.channel.manifest_file.open_known_manifest",
-            "training.channel.manifest_file.read_manifest",
+            "training.channel.child_process.open_known_manifest",
+            "training.channel.child_process.read_manifest",
         ),
         read=from_file(partial(read_manifest, run=MANIFEST.digest), "manifest.msgpack"),
         errors=(PeerError, ManifestError),
@@ -293,7 +292,7 @@ TARGETS = [
     ),
     Target(
         name="manifest in an export",
-        covers=("training.channel.manifest_file.open_known_manifest",),
+        covers=("training.channel.child_process.open_known_manifest",),
         read=from_bytes(partial(open_known_manifest, run=MANIFEST.digest)),
         errors=(PeerError, ManifestError),
         examples=lambda: (disk().signed,),

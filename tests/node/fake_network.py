@@ -13,7 +13,6 @@ from protocol.errors import TrainerError
 from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from tests.training.disk_run import MANIFEST_FILE
-from training.channel.control_pipe import ControlPipe
 from training.channel.exchange import RunClock
 from training.channel.frames import (
     FROM_USER,
@@ -28,7 +27,7 @@ from training.channel.frames import (
     ToUser,
     pack_frame,
 )
-from training.channel.trainer_end import ChannelFile, channel_spec
+from training.channel.trainer_end import ChannelFile, ControlPipe, channel_spec
 
 
 class FakeChild(NetworkChild):

@@ -259,7 +259,7 @@ def test_folder_of_another_run_under_a_checkpoints_name_is_foreign(tmp_path: Pat
 # The trainer ------------------------------------------------------------------------------------
 
 FAILS = """
-from training.channel.failure import failure_frame
+from training.channel.frames import failure_frame
 from protocol.errors import *
 say(failure_frame({error}))
 sys.exit(2)

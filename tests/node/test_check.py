@@ -30,8 +30,7 @@ from tests.training.in_flight_run import InFlightRun
 from tests.training.replicas import OUTER, small_manifest
 from tests.training.solo import Solo
 from training.loop import inner_state
-from training.methods.in_process import IN_PROCESS, NOT_YET
-from training.methods.presets import PRESETS
+from training.methods.presets import IN_PROCESS, NOT_YET, PRESETS
 from training.models.genesis import shard_spec
 
 LEAST = '[run]\ntitle = "t"\nrounds = 200\n'

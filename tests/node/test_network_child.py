@@ -12,8 +12,7 @@ import pytest
 from node.daemon.network_child import NetworkChild
 from node.processes.children import child_environment
 from protocol.errors import BarnraiseError, ConfigError, ManifestMismatch, TrainerError
-from training.channel.failure import failure_frame
-from training.channel.frames import Leaving, Ready, pack_frame
+from training.channel.frames import Leaving, Ready, failure_frame, pack_frame
 
 READY = Ready(threads=1, parameters=1, device="", precision="", micro_batch=1)
 MISMATCH = ManifestMismatch("inner.batch", 4, 8)

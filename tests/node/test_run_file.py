@@ -23,8 +23,7 @@ from protocol.identity import Ed25519Signer
 from protocol.manifest import OuterSpec, Setting, sign_manifest
 from protocol.wire import encode
 from training.compression import codec_defaults
-from training.methods.in_process import IN_PROCESS
-from training.methods.presets import PRESETS
+from training.methods.presets import IN_PROCESS, PRESETS
 
 SIGNER = Ed25519Signer(b"r" * 32)
 FOUNDER = Founder(SIGNER.peer_id, 1_800_000_000)

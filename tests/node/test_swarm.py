@@ -19,8 +19,7 @@ from tests.node.fake_network import FakeNetwork
 from tests.training.disk_run import write_run
 from tests.training.replicas import INNER
 from training.channel.exchange import Contribution
-from training.channel.failure import failure_frame
-from training.channel.frames import Contributed, Ready, pack_frame
+from training.channel.frames import Contributed, Ready, failure_frame, pack_frame
 from training.data.corpus import open_corpus
 from training.models.building import build_model
 

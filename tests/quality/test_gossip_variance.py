@@ -15,7 +15,7 @@ from sim.methods.gossip import Mixing, Pairwise
 from sim.methods.gossip_swarm import GossipSwarm
 from sim.methods.variance import Corrected
 from tests.quality.toy import dataset_of, toy, train_replica
-from training.loop.evaluation import validation_loss
+from training.device.inner import validation_loss
 from training.loop.replicas import MemorySession, run_replicas
 from training.models.building import tokens_per_sample
 from training.models.genesis import genesis_weights

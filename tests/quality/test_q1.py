@@ -34,10 +34,14 @@ from torch import nn
 from protocol.manifest import InnerSpec, ModelSpec, OuterSpec, RunManifest, Setting
 from tests.training.replicas import small_manifest
 from training.data.corpus import BlockDataset, open_corpus, pin_corpus
-from training.device.inner import accumulate_gradient, apply_gradient, make_optimizer
+from training.device.inner import (
+    accumulate_gradient,
+    apply_gradient,
+    make_optimizer,
+    validation_loss,
+)
 from training.files.state import flat_fragment, named_tensors
 from training.loop.diloco import DiLoCo
-from training.loop.evaluation import validation_loss
 from training.loop.replicas import MemorySession, Swarm, run_replicas
 from training.models.building import build_model, read_fragment, tokens_per_sample, write_fragment
 from training.models.genesis import genesis_weights, shard_spec

@@ -7,8 +7,8 @@ import torch
 
 from sim.methods.swarms import run_swarm, swarm_of
 from tests.quality.toy import HELD_OUT_WINDOWS, dataset_of, toy, train_replica
+from training.device.inner import validation_loss
 from training.evaluation.yardstick import model_of
-from training.loop.evaluation import validation_loss
 from training.loop.replicas import MemorySession
 from training.models.building import tokens_per_sample
 

@@ -27,10 +27,9 @@ from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from sim.methods.swarms import run_swarm
 from training.data.corpus import Dataset, open_corpus
-from training.device.inner import accumulate_gradient, make_optimizer
+from training.device.inner import accumulate_gradient, make_optimizer, validation_loss
 from training.evaluation.yardstick import model_of
 from training.loop.diloco import DiLoCo
-from training.loop.evaluation import validation_loss
 from training.loop.replicas import MemorySession, Swarm, run_replicas
 from training.models.building import build_model, read_fragment, tokens_per_sample
 

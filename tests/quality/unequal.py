@@ -15,8 +15,7 @@ from sim.methods.swarms import run_swarm
 from tests.training.quadratics import quadratic_manifest
 from training.loop.diloco import DiLoCo
 from training.loop.replicas import MemorySession, Swarm, Weights
-from training.models.building import read_fragment, write_fragment
-from training.models.model_checks import model_tensors
+from training.models.building import model_tensors, read_fragment, write_fragment
 
 
 @dataclass(frozen=True)

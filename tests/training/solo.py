@@ -168,7 +168,7 @@ class Solo(OneInFlight):
         tracer = None
         if manifest.audits.rate:
             tracer = RoundTracer(model, optimizer, manifest, self.traces)
-        diloco = DiLoCo(model, optimizer, exchange=self, inner_store=store, tracer=tracer)
+        diloco = DiLoCo(model, optimizer, exchange=self, inner_store=store, watcher=tracer)
         diloco.resume()
         inner_steps = manifest.inner.inner_steps
         while not diloco.finished:

@@ -7,11 +7,9 @@ from numpy.typing import NDArray
 
 from tests.training import aggregation_reference as reference
 from training.aggregation import AGGREGATORS, PRE_STEPS
-from training.aggregation.krum import Krum
-from training.aggregation.presteps import Arc, Bucketing, Nnm
+from training.aggregation.coordinates import Plan, network, planned, run, trimming
+from training.aggregation.gram_rules import Arc, Bucketing, Flag, Krum, Nnm
 from training.aggregation.seam import capped_shares, tolerated
-from training.aggregation.sorting import Plan, network, planned, run, trimming
-from training.aggregation.spectral import Flag
 
 NUMEL = 3000
 ROBUST = [name for name in AGGREGATORS if name != "mean"]

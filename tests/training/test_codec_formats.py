@@ -13,10 +13,9 @@ from tests.training.test_compression import vector
 from training.compression import CODECS, Codec, check_payload, join_cells
 from training.compression.blocks import BlockCodec
 from training.compression.dense import Float32Codec
-from training.compression.indices import PlainIndices
 from training.compression.lowrank import LowRankCodec
 from training.compression.seeded import RandomMaskCodec, RandomShiftCodec
-from training.compression.sparse import TopKCodec, largest_indices
+from training.compression.sparse import PlainIndices, TopKCodec, largest_indices
 
 Values = Sequence[float]
 

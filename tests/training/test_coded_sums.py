@@ -12,11 +12,9 @@ from protocol.grid import Layout, ShardSpec, TensorSpec
 from tests.training.test_kernels import KINDS, assert_same_bits, compiled, numpy_alone, rows_of
 from training.aggregation import AGGREGATORS
 from training.compression import CODECS, adder_of, check_payload, lattice_of
-from training.compression.blocks import BLOCK
-from training.compression.int8 import Int8Codec
+from training.compression.blocks import BLOCK, Int8Codec
 from training.compression.seeded import RandomShiftCodec
-from training.kernels import KERNELS
-from training.kernels.lattice import Lattice
+from training.kernels import KERNELS, Lattice
 from training.numeric.arithmetic import squared_norm, weighted_sum
 from training.numeric.spare_vectors import SpareVectors
 from training.outer.optimizers import OUTER_OPTIMIZERS, OuterStep, steps_on_lattice

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.errors import ConfigError, DecodeError
 from training.compression import ErrorFeedback
-from training.compression.cosine import SIDE, TILE, CosineCodec, _waves
+from training.compression.sparse import SIDE, TILE, CosineCodec, _waves
 from training.outer.optimizers import OuterInfo, Sign
 
 ALL = 1.0

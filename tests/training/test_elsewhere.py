@@ -21,8 +21,7 @@ from training.device.inner import accumulate_gradient, make_optimizer, optimizer
 from training.loop.diloco import DiLoCo
 from training.loop.inner_state import InnerFolder
 from training.loop.replicas import MemorySession, Swarm
-from training.methods.in_process import IN_PROCESS
-from training.methods.presets import PRESETS
+from training.methods.presets import IN_PROCESS, PRESETS
 from training.models.building import build_model, read_fragment, write_fragment
 
 ROUNDS, STEPS, BATCH, CONTEXT = 3, 5, 2, 8

@@ -11,8 +11,7 @@ from protocol.manifest import ModelSpec, RunManifest, Setting
 from tests.training.devices import assert_same_moments, available
 from tests.training.replicas import OUTER, random_windows, small_manifest
 from training.device.device import Device, open_device
-from training.device.inner import accumulate_gradient, make_optimizer, optimizer_tensors
-from training.device.micro_batch import MicroBatch
+from training.device.inner import MicroBatch, accumulate_gradient, make_optimizer, optimizer_tensors
 from training.loop.diloco import DiLoCo
 from training.loop.inner_state import InnerFolder
 from training.loop.replicas import Swarm

@@ -13,9 +13,7 @@ from training.compression import (
     in_grade,
     lattice_of,
 )
-from training.compression.blocks import Int4Codec, TernaryCodec
-from training.compression.graded import GRADES, GradedCodec
-from training.compression.int8 import Int8Codec
+from training.compression.blocks import GRADES, GradedCodec, Int4Codec, Int8Codec, TernaryCodec
 from training.compression.seam import Codec
 from training.methods.presets import PRESETS
 

@@ -8,15 +8,15 @@ import pytest
 
 from protocol.manifest import RunManifest
 from tests.training.in_flight_run import MOMENTS_TO_DIE, InFlightRun
+from tests.training.methods.test_method import method
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from tests.training.solo import Killed
-from training.channel.exchange import Turn
+from training.channel.exchange import Outcome, RunClock, Turn
 from training.compression import residual_root
 from training.device.inner import accumulate_gradient, apply_gradient, make_optimizer
 from training.loop.diloco import DiLoCo
-from training.loop.merge import MERGES
 from training.loop.replicas import MemorySession, Swarm, Weights, run_replicas
-from training.loop.schedule import SCHEDULES, Due
+from training.methods.method import Due
 from training.methods.presets import PRESETS
 from training.models.building import build_model, read_fragment, write_fragment
 from training.models.genesis import shard_spec
@@ -102,24 +102,23 @@ def test_streaming_equals_its_reference(seed: int) -> None:
 
 
 def test_outcome_is_awaited_by_tau_at_the_earliest_and_the_next_hand_over_at_the_latest() -> None:
-    schedule = SCHEDULES["in_flight"](4, 3, 2)
+    schedule = method("in_flight", inner_steps=4, fragments=3, overlap=2, tau=2)
     dues = [schedule.due(step, 5) for step in (1, 2, 3, 4)]
     assert dues == [Due(), Due(take=(1,)), Due(take=(1,)), Due(begin=(2,))]
-    assert SCHEDULES["in_flight"](1, 3, 0).due(1, 5) == Due(begin=(2,), take=(2,))
-
-
-def test_blend_of_nothing_is_the_anchor_and_of_all_the_local_weights() -> None:
-    local_N, anchor_N = np.array([[1.0, -2.0, 0.5], [2.0, 2.0, np.pi]], dtype=np.float32)
-    assert np.array_equal(MERGES["blend"](0.0).apply(local_N, anchor_N), anchor_N)
-    assert np.array_equal(MERGES["blend"](0.5).apply(local_N, anchor_N)[:2], [1.5, 0.0])
-    assert np.array_equal(MERGES["blend"](1.0).apply(local_N, anchor_N)[:2], local_N[:2])
+    at_once = method("in_flight", inner_steps=1, fragments=3, overlap=2)
+    assert at_once.due(1, 5) == Due(begin=(2,), take=(2,))
 
 
 def test_what_was_trained_in_flight_is_carried_over_whole() -> None:
     local_N, anchor_N, sent_N = np.array([[1.5, -2.0], [7.0, 7.5], [1.0, 1.0]], dtype=np.float32)
-    carry = MERGES["carry"]()
-    assert carry.apply(local_N, anchor_N, sent_N).tolist() == [7.5, 4.5]
-    assert carry.apply(local_N, anchor_N) is anchor_N, "what was sent is not known any more"
+    streaming = method("streaming", inner_steps=4, fragments=3, overlap=2, tau=2)
+    outcome = Outcome(
+        anchor_N=anchor_N, listed=True, lease=(), clock=RunClock(round=6, step=0, tokens=0)
+    )
+    assert streaming.take_in(5, outcome, lambda: local_N, sent_N).tolist() == [7.5, 4.5]
+    assert streaming.take_in(5, replace(outcome, listed=False), lambda: local_N, sent_N) is anchor_N
+    unknown_N = streaming.take_in(5, outcome, lambda: local_N, None)
+    assert unknown_N is anchor_N, "what was sent is not known any more"
 
 
 @pytest.mark.parametrize(("late", "after"), [(0, TAU), (2, TAU + 2), (100, STEPS)])

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
-from training.compression.indices import GapIndices, IndexCode, PlainIndices
+from training.compression.sparse import GapIndices, IndexCode, PlainIndices
 
 SHAPES = [(64, 4096), (1, 1), (1, 2), (2, 2), (1, 3), (1, 40), (1, 65), (7, 8), (8, 8), (3, 77)]
 

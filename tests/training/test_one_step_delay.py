@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from protocol.errors import ConfigError
 from protocol.manifest import RunManifest
 from tests.training.in_flight_run import MOMENTS_TO_DIE, InFlightRun
+from tests.training.methods.test_method import method
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from tests.training.solo import Killed
 from training.channel.exchange import RunStart
@@ -18,7 +19,7 @@ from training.compression import make_codec, residual_root
 from training.device.inner import accumulate_gradient, apply_gradient, make_optimizer
 from training.loop.diloco import DiLoCo
 from training.loop.replicas import MemorySession, Swarm, run_replicas
-from training.loop.schedule import SCHEDULES, Due
+from training.methods.method import Due
 from training.methods.presets import PRESETS
 from training.models.building import build_model, read_fragment, write_fragment
 from training.models.genesis import genesis_weights, shard_spec
@@ -174,7 +175,7 @@ def test_what_was_applied_is_what_was_sealed(seed: int, preset: str) -> None:
 
 
 def test_outcome_is_joined_before_the_next_hand_over() -> None:
-    schedule = SCHEDULES["delayed"](3, 1)
+    schedule = method("delayed", inner_steps=3, fragments=1, overlap=2)
     assert [schedule.due(step, 5) for step in (1, 2, 3)] == [
         Due(),
         Due(),

@@ -10,12 +10,12 @@ from torch import nn
 from tests.training.replicas import random_windows, small_manifest
 from training.device.device import open_device
 from training.device.inner import (
+    MicroBatch,
     accumulate_gradient,
     apply_gradient,
     batch_loss,
     make_optimizer,
 )
-from training.device.micro_batch import MicroBatch
 from training.models.building import build_model
 
 MANIFEST = small_manifest()

@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from training import kernels
-from training.kernels import Kernels, Wiring
-from training.kernels.lattice import Lattice
+from training.kernels import Kernels, Lattice, Wiring
 
 X_N = np.ones(4096, dtype=np.float32)
 SHORT_N = X_N[:4000]

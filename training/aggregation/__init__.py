@@ -1,11 +1,23 @@
 """Every rule by which contributions become one vector, by name; and the steps before a rule."""
 
-from training.aggregation.centres import CenteredClip, GeometricMedian
-from training.aggregation.clipping import NormClip, NormGuard, TwoLevelCaf
 from training.aggregation.coordinates import MeaMed, Median, Phocas, TrimmedMean
-from training.aggregation.krum import Bulyan, Krum, MultiKrum
-from training.aggregation.linear import Mean
-from training.aggregation.presteps import Arc, Bucketing, Nnm, nnm_trimmed_mean
+from training.aggregation.gram_rules import (
+    Arc,
+    Bucketing,
+    Bulyan,
+    Caf,
+    CenteredClip,
+    Flag,
+    GeometricMedian,
+    Krum,
+    Mean,
+    MultiKrum,
+    Nnm,
+    NormClip,
+    NormGuard,
+    TwoLevelCaf,
+    nnm_trimmed_mean,
+)
 from training.aggregation.seam import (
     AGGREGATORS,
     PRE_STEPS,
@@ -16,7 +28,6 @@ from training.aggregation.seam import (
     coefficients_of,
     tolerated,
 )
-from training.aggregation.spectral import Caf, Flag
 
 __all__ = [
     "AGGREGATORS",

@@ -15,7 +15,7 @@ from functools import cache
 import msgpack
 
 from protocol import limits
-from protocol.errors import TrainerError
+from protocol.errors import BarnraiseError, ManifestMismatch, TrainerError
 from protocol.leases import Lease
 from training.channel.exchange import RunClock
 
@@ -39,7 +39,7 @@ class Attach:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """To a user's process: the network process ends, and why; see `training.channel.failure`."""
+    """To a user's process: the network process ends, and why; see `training.channel.frames`."""
 
     kind: str
     message: str
@@ -119,7 +119,7 @@ class Audit:
     """To the trainer: run a segment of somebody's round again (R10); answer with Audited.
 
     The file `path` has the state that it begins with and the residual, one behind the other; the
-    fields are those of `training.audits.rerun.AuditTask`, `step` is the sealed clock's.
+    fields are those of `training.audits.traces.AuditTask`, `step` is the sealed clock's.
     """
 
     number: int
@@ -311,3 +311,41 @@ def _build_tuple(items: tuple[object, ...], raw: object, path: str) -> tuple[obj
         _build(hint, entry, f"{path}[{index}]")
         for index, (hint, entry) in enumerate(zip(hints, raw, strict=True))
     )
+
+
+# An error of the network process: told to a user's process, and raised there again ---------------
+
+_MESSAGE_CHARACTERS_MAX = 8192
+"""Far below a frame's bound; a trace in it stays readable."""
+
+
+def failure_frame(error: BarnraiseError) -> Failed:
+    """The frame that says why the network process ends."""
+    return Failed(
+        kind=type(error).__name__,
+        message=str(error)[:_MESSAGE_CHARACTERS_MAX],
+        field=error.field if isinstance(error, ManifestMismatch) else "",
+    )
+
+
+def error_of(failed: Failed) -> BarnraiseError:
+    """The error that `failure_frame` was made of, of the same class.
+
+    A class that this version does not know becomes a BarnraiseError with its name in the message.
+    """
+    kinds = {kind.__name__: kind for kind in _kinds(BarnraiseError)}
+    kind = kinds.get(failed.kind)
+    if kind is None:
+        return BarnraiseError(f"{failed.kind}: {failed.message}")
+    if kind is ManifestMismatch:
+        # Its constructor words the message anew, and this one is worded already.
+        mismatch = ManifestMismatch.__new__(ManifestMismatch, failed.message)
+        mismatch.field = failed.field
+        return mismatch
+    return kind(failed.message)
+
+
+def _kinds(kind: type[BarnraiseError]) -> Iterator[type[BarnraiseError]]:
+    yield kind
+    for narrower in kind.__subclasses__():
+        yield from _kinds(narrower)

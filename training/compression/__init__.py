@@ -4,16 +4,23 @@ What is aggregated is the *decoded wire bytes*, never the sender's sharper copy;
 the difference and adds it to its next contribution (error feedback).
 """
 
-from training.compression import blocks, cosine, dense, graded, int8, lowrank, seeded, sparse
+from training.compression import blocks, lowrank, seeded, sparse
+from training.compression import blocks as dense
+from training.compression import blocks as graded
+from training.compression import blocks as int8
+from training.compression import sparse as cosine
 from training.compression.dense import encode_to_read
 from training.compression.feedback import (
     Encoded,
     Encodes,
     ErrorFeedback,
+    codec_defaults,
+    codec_named,
+    make_codec,
     make_feedback,
     residual_root,
+    result_codec,
 )
-from training.compression.results import result_codec
 from training.compression.seam import (
     CODECS,
     FEEDBACK_BITS,
@@ -33,7 +40,6 @@ from training.compression.seam import (
     with_grades,
 )
 from training.compression.seeded import common_lots
-from training.compression.settings import codec_defaults, codec_named, make_codec
 
 __all__ = [
     "CODECS",

@@ -2,23 +2,32 @@
 
     payload = the floats of all blocks, <f4 | codes, those of the first element in the lowest bits
 
-N elements, B blocks of K elements (the last may be shorter), L levels
+N elements, B blocks of K elements (the last may be shorter), L levels, P payloads
 
 Scales are float32 of 11 significant bits, rounded up: their product with a level of up to 13 bits
 is exact, so every decoder has the same bits and encoding a decoded vector changes nothing. A code
 that no encoder makes decodes to NaN, and a payload with one non-finite element is refused.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.errors import DecodeError
-from training.compression.seam import CODECS, Vector, as_float32
-from training.kernels import kernels_for
-from training.numeric.arithmetic import all_finite
+from protocol.errors import ConfigError, DecodeError
+from training.compression.seam import (
+    CODECS,
+    Codec,
+    Vector,
+    adder_of,
+    as_float32,
+    check_payload,
+    decode_to_read,
+    lattice_of,
+)
+from training.kernels import Lattice, kernels_for
+from training.numeric.arithmetic import all_finite, is_folded
 
 Floats = NDArray[np.float32]
 Codes = NDArray[np.uint8]
@@ -309,3 +318,214 @@ class Dense2BitCodec(BlockCodec):
 
 
 CODECS.register("dense2bit", Dense2BitCodec)
+
+
+# Eight bits, and sums over their payloads that make no vector of the numbers ---------------------
+
+_SCALE_SURE = np.float32(2.0**120)
+"""Times a level of eight bits it is finite."""
+
+
+class Int8Codec(BlockCodec):
+    """255 levels, -127 to 127 times the block's largest magnitude / 127: 1 + 4/1024 bytes."""
+
+    bits = 8
+
+    def _quantize(self, x_BK: Floats) -> tuple[Floats, Codes]:
+        scale_B1 = rounded_up(largest(x_BK) / np.float32(127), 127)
+        reciprocal_B1 = reciprocal(scale_B1)
+        if kernels := kernels_for(x_BK.reshape(-1)):
+            return scale_B1, kernels.int8_codes(x_BK, reciprocal_B1)
+        level_BK = x_BK * reciprocal_B1
+        np.rint(level_BK, out=level_BK)
+        return scale_B1, level_BK.astype(np.int8).view(np.uint8)
+
+    def check(self, payload: bytes | memoryview, numel: int) -> None:
+        """See Checking. The codes alone say it, but for scales near the largest number."""
+        head_BF, packed = self.cut(payload, numel)
+        self._refuse(head_BF, packed)
+        if head_BF.max(initial=0.0) > _SCALE_SURE:
+            self.decode(payload, numel)
+
+    def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
+        """See Codec."""
+        head_BF, packed = self.cut(payload, numel)
+        self._refuse(head_BF, packed)
+        x_N = self._restored(head_BF, packed, np.empty(numel, dtype=np.float32))
+        if head_BF.max(initial=0.0) > _SCALE_SURE and not all_finite(x_N):
+            raise DecodeError(NOBODY_SENDS)
+        return x_N
+
+    def decode_to_read(
+        self,
+        payload: bytes | memoryview,
+        numel: int,
+        *,
+        is_checked: bool = False,
+        out_N: Floats | None = None,
+    ) -> Floats:
+        """See Checking."""
+        if not is_checked:
+            return self.decode(payload, numel)
+        x_N = np.empty(numel, dtype=np.float32) if out_N is None else out_N
+        return self._restored(*self.cut(payload, numel), x_N)
+
+    def weighted_sum(
+        self, payloads: Sequence[bytes | memoryview], coefficients_P: Floats, numel: int
+    ) -> Floats | None:
+        """See AddsCodes."""
+        total_N = np.empty(numel, dtype=np.float32)
+        chosen = np.flatnonzero(coefficients_P)
+        kernels = kernels_for(total_N)
+        if kernels is None or not len(chosen) or numel % self.block:
+            return None
+        coded = [self.cut(payloads[row], numel) for row in chosen.tolist()]
+        rows = [(packed, scale_B1) for scale_B1, packed in coded]
+        kernels.int8_sum(rows, coefficients_P[chosen], self.block, total_N)
+        return total_N
+
+    def squared_norm(self, payload: bytes | memoryview, numel: int) -> float | None:
+        """See AddsCodes."""
+        head_BF, packed = self.cut(payload, numel)
+        self._refuse(head_BF, packed)
+        kernels = kernels_for()
+        if kernels is None or not is_folded(numel) or head_BF.max() > _SCALE_SURE:
+            return None
+        return kernels.int8_squared_norm(packed, head_BF, self.block)
+
+    def _refuse(self, head_BF: Floats, packed: Codes) -> None:
+        if (head_BF < 0.0).any() or packed.view(np.int8).min(initial=0) == -128:
+            raise DecodeError(NOBODY_SENDS)
+
+    def _restored(self, head_BF: Floats, packed: Codes, x_N: Floats) -> Floats:
+        with np.errstate(over="ignore"):
+            for of_blocks, codes, span, width in self.runs(packed, len(x_N)):
+                out_BK = x_N[span].reshape(-1, width)
+                codes_BK = codes.view(np.int8).reshape(out_BK.shape)
+                if kernels := kernels_for(x_N[span]):
+                    kernels.int8_values(codes_BK, head_BF[of_blocks], out_BK)
+                else:
+                    np.copyto(out_BK, codes_BK)
+                    out_BK *= head_BF[of_blocks]
+        return x_N
+
+
+CODECS.register("int8", Int8Codec)
+
+
+# Each peer's own choice among 8, 4 and 2 bits, by what its line sends ----------------------------
+#
+#   payload = that of `int8`, `int4` or `ternary`; its size tells which
+#
+# Who is on a slow line need not send as much as who is on a fast one, and all are decoded alike.
+# With error feedback nobody's residual is another's matter, so a peer may choose anew in each
+# round.
+
+GRADES = (8, 4, 2)
+"""Bits per element, the finest first."""
+
+
+class GradedCodec:
+    """`finest` and `coarsest` are the bits per element that a run allows, of 8, 4 and 2; `usual`
+    are those of a peer that does not know its line."""
+
+    is_biased = True
+
+    def __init__(self, *, finest: int = 8, coarsest: int = 2, usual: int = 2) -> None:
+        for name, bits in (("finest", finest), ("coarsest", coarsest), ("usual", usual)):
+            if bits not in GRADES:
+                nearest = min(GRADES, key=lambda grade: abs(grade - bits))
+                raise ConfigError(f"{name} {bits} is none of 8, 4 and 2; take {nearest}")
+        if coarsest > finest:
+            raise ConfigError(f"coarsest {coarsest} is finer than finest {finest}; take {finest}")
+        if not coarsest <= usual <= finest:
+            nearest = coarsest if usual < coarsest else finest
+            raise ConfigError(f"usual {usual} is not in {coarsest}..{finest}; take {nearest}")
+        made: dict[int, Codec] = {8: Int8Codec(), 4: Int4Codec(), 2: TernaryCodec()}
+        self._codecs = {bits: made[bits] for bits in GRADES if coarsest <= bits <= finest}
+        self.usual = usual
+
+    @property
+    def grades(self) -> tuple[int, ...]:
+        """See HasGrades."""
+        return tuple(self._codecs)
+
+    def at(self, bits: int, numel: int) -> Codec:
+        """See HasGrades. Of so few elements that two have the same size it is the finer one."""
+        found = self._of_size(self._codecs[bits].payload_bytes(numel), numel)
+        assert found is not None
+        return found
+
+    def payload_bytes(self, numel: int) -> int:
+        """That of the finest."""
+        return max(codec.payload_bytes(numel) for codec in self._codecs.values())
+
+    def admits(self, num_bytes: int, numel: int) -> bool:
+        """See VariableSize."""
+        return self._of_size(num_bytes, numel) is not None
+
+    def encode(self, x_N: Vector) -> bytes:
+        """See Codec; in the usual bits."""
+        flat_N = as_float32(x_N)
+        return self.at(self.usual, len(flat_N)).encode(flat_N)
+
+    def decode(self, payload: bytes | memoryview, numel: int) -> Floats:
+        """See Codec."""
+        return self._of(payload, numel).decode(payload, numel)
+
+    def check(self, payload: bytes | memoryview, numel: int) -> None:
+        """See Checking."""
+        check_payload(self._of(payload, numel), payload, numel)
+
+    def decode_to_read(
+        self,
+        payload: bytes | memoryview,
+        numel: int,
+        *,
+        is_checked: bool = False,
+        out_N: Floats | None = None,
+    ) -> Floats:
+        """See Checking."""
+        codec = self._of(payload, numel)
+        return decode_to_read(codec, payload, numel, is_checked=is_checked, out_N=out_N)
+
+    def lattice(self, payload: bytes | memoryview, numel: int) -> Lattice | None:
+        """See OnLattice."""
+        return lattice_of(self._of(payload, numel), payload, numel)
+
+    def weighted_sum(
+        self,
+        payloads: Sequence[bytes | memoryview],
+        coefficients_P: NDArray[np.float32],
+        numel: int,
+    ) -> Floats | None:
+        """See AddsCodes; where all that count are of one grade."""
+        chosen = np.flatnonzero(coefficients_P).tolist()
+        codecs = {self._of(payloads[row], numel) for row in chosen}
+        adder = adder_of(codecs.pop()) if len(codecs) == 1 else None
+        if adder is None:
+            return None
+        counted = [payloads[row] for row in chosen]
+        return adder.weighted_sum(counted, coefficients_P[chosen], numel)
+
+    def squared_norm(self, payload: bytes | memoryview, numel: int) -> float | None:
+        """See AddsCodes."""
+        adder = adder_of(self._of(payload, numel))
+        return None if adder is None else adder.squared_norm(payload, numel)
+
+    def _of(self, payload: bytes | memoryview, numel: int) -> Codec:
+        num_bytes = memoryview(payload).nbytes
+        codec = self._of_size(num_bytes, numel)
+        if codec is None:
+            raise DecodeError(f"{num_bytes} bytes are no payload of {numel} elements")
+        return codec
+
+    def _of_size(self, num_bytes: int, numel: int) -> Codec | None:
+        """The finest of that size."""
+        for codec in self._codecs.values():
+            if codec.payload_bytes(numel) == num_bytes:
+                return codec
+        return None
+
+
+CODECS.register("graded", GradedCodec)

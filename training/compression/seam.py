@@ -14,9 +14,9 @@ from typing import Protocol, cast, runtime_checkable
 import numpy as np
 from numpy.typing import NDArray
 
-from training.kernels.lattice import Lattice
+from training.kernels import Lattice
+from training.numeric import Registry
 from training.numeric.arithmetic import all_finite
-from training.numeric.registry import Registry
 
 FEEDBACK_BITS = 6.0
 """Below so many bits per element a biased codec without error feedback loses what averaging gains

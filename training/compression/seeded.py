@@ -24,8 +24,7 @@ from training.compression.blocks import (
 )
 from training.compression.dense import Float16Codec
 from training.compression.seam import CODECS, Vector, as_float32
-from training.kernels import kernels_for
-from training.kernels.lattice import Lattice
+from training.kernels import Lattice, kernels_for
 from training.numeric.arithmetic import all_finite
 
 Floats = NDArray[np.float32]

@@ -12,10 +12,9 @@ is believed: every byte of a checkpoint is under a digest, and every tensor held
 """
 
 import json
-import logging
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +23,12 @@ from blake3 import blake3
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
-from protocol.errors import CheckpointError
+from protocol.errors import CheckpointError, ConfigError
 from protocol.grid import ShardSpec
+from protocol.manifest import RunManifest
 from training.channel.exchange import RunClock
 from training.files.durable import (
+    BLOCK_BYTES,
     SYSTEM_FILES,
     WRITING,
     fsync_file,
@@ -36,10 +37,79 @@ from training.files.durable import (
     make_folder_durably,
     replace_durably,
 )
-from training.files.past_cache import BLOCK_BYTES
-from training.files.safetensors_form import file_parts
+from training.outer.optimizers import make_outer
 
-logger = logging.getLogger(__name__)
+# Float32 tensors in the form of a safetensors file, from where they lie --------------------------
+#
+# The library's own writer takes a copy of all tensors first: a model's size of fresh memory for
+# each checkpoint. Source: github.com/huggingface/safetensors, "Format".
+
+LENGTH_BYTES = 8
+ALIGNMENT = 8
+
+
+def entry(dtype: str, shape: list[int], start: int, stop: int) -> dict[str, object]:
+    """What a header says of a tensor whose bytes are [start, stop) of the data."""
+    return {"dtype": dtype, "shape": shape, "data_offsets": [start, stop]}
+
+
+def header_bytes(entries: Mapping[str, object], alignment: int = ALIGNMENT) -> bytes:
+    """A file's first bytes: the length of the header, and the header, padded with blanks so that
+    what follows begins at a multiple of `alignment`."""
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-(LENGTH_BYTES + len(text)) % alignment)
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+
+
+def file_parts(tensors: Mapping[str, NDArray[np.float32]]) -> Iterator[bytes | memoryview]:
+    """The file's bytes, in order; nobody may write to the tensors, which are little-endian and
+    contiguous, before the last of them is used.
+
+    Tensors begin at a block of the file, and those that lie behind one another come in one piece:
+    of a vector that begins at a page all can be written from where it lies.
+    """
+    entries, offset = {}, 0
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        assert tensor.dtype == np.dtype("<f4")
+        entries[name] = entry("F32", list(tensor.shape), offset, offset + tensor.nbytes)
+        offset += tensor.nbytes
+    yield header_bytes(entries, BLOCK_BYTES)
+    for piece_N in _joined(tensors[name].reshape(-1) for name in sorted(tensors)):
+        yield piece_N.data
+
+
+def _joined(vectors: Iterable[NDArray[np.float32]]) -> Iterator[NDArray[np.float32]]:
+    """The same elements; views of one vector that follow each other there are one view."""
+    whole_N: NDArray[np.float32] | None = None
+    start = stop = 0
+    for vector_N in vectors:
+        base_N, first = _place_of(vector_N)
+        if base_N is not whole_N or first != stop:
+            if whole_N is not None:
+                yield whole_N[start:stop]
+            whole_N, start = base_N, first
+        stop = first + len(vector_N)
+    if whole_N is not None:
+        yield whole_N[start:stop]
+
+
+def _place_of(vector_N: NDArray[np.float32]) -> tuple[NDArray[np.float32], int]:
+    """The vector that it is a view of, and where it begins there; of any other itself."""
+    base_N = vector_N.base
+    if not isinstance(base_N, np.ndarray) or base_N.ndim != 1 or base_N.dtype != vector_N.dtype:
+        return vector_N, 0
+    distance = _address(vector_N) - _address(base_N)
+    is_plain = base_N.flags.c_contiguous and distance % vector_N.itemsize == 0
+    return (base_N, distance // vector_N.itemsize) if is_plain else (vector_N, 0)
+
+
+def _address(vector_N: NDArray[np.float32]) -> int:
+    address: int = vector_N.__array_interface__["data"][0]
+    return address
+
+
+# Checkpoints -------------------------------------------------------------------------------------
 
 CHECKPOINTS_KEPT = 3
 ANCHOR_FILE, OUTER_FILE, META_FILE = "anchor.safetensors", "outer.safetensors", "meta.json"
@@ -180,21 +250,6 @@ def load_checkpoint(path: Path, spec: ShardSpec, *, run: bytes, slots: Sequence[
         ),
     )
     return Checkpoint(path=path, meta=meta, state=state)
-
-
-def load_latest(
-    folder: Path, spec: ShardSpec, *, run: bytes, slots: Sequence[str]
-) -> Checkpoint | None:
-    """The checkpoint that `latest` names, or else the newest older one that is whole.
-
-    None if there is no whole one: the node then syncs its state from peers.
-    """
-    for path in checkpoint_folders(folder):
-        try:
-            return load_checkpoint(path, spec, run=run, slots=slots)
-        except CheckpointError as error:
-            logger.warning("checkpoint skipped path=%s reason=%s", path, error)
-    return None
 
 
 def round_of(path: Path) -> int:
@@ -354,3 +409,84 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink()
+
+
+_SCANS_MAX = 5
+"""A node that prunes what we are reading has written a newer one meanwhile: we look again. Even the
+quickest rounds do not seal three checkpoints while one is read, again and again."""
+
+Tell = Callable[[str], None]
+"""Gets a sentence about each checkpoint that had to be passed over."""
+
+
+def sealed_round(checkpoint: Checkpoint) -> int:
+    """The round whose seal made these weights; the folder is named after the one that follows."""
+    return checkpoint.meta.clock.round - 1
+
+
+def newest_whole(
+    folder: Path, manifest: RunManifest, tell: Tell, *, round_index: int | None = None
+) -> Checkpoint:
+    """The newest whole checkpoint in `folder`, or the one that round `round_index` sealed.
+
+    Raises ConfigError for a round that is not kept, CheckpointError where none is whole.
+    """
+    told: set[Path] = set()
+    for _ in range(_SCANS_MAX):
+        paths = _paths(folder, round_index)
+        for path in paths:
+            try:
+                return _load(path, manifest)
+            except CheckpointError as error:
+                if not path.exists():
+                    break
+                if round_index is not None:
+                    raise
+                if path not in told:
+                    told.add(path)
+                    tell(f"passed over a checkpoint that is not whole: {error}")
+        else:
+            raise CheckpointError(
+                f"{folder} holds no whole checkpoint: start the node again, and it fetches the "
+                "run's state from its peers"
+                if paths
+                else f"{folder} holds no checkpoint yet: a sealed round makes the first"
+            )
+    raise CheckpointError(f"{folder} changes faster than it can be read: try again")
+
+
+def every_whole(folder: Path, manifest: RunManifest, tell: Tell) -> Iterator[Checkpoint]:
+    """All whole checkpoints in `folder`, the oldest first.
+
+    Raises CheckpointError where there is none.
+    """
+    num_whole = 0
+    for path in reversed(checkpoint_folders(folder)):
+        try:
+            checkpoint = _load(path, manifest)
+        except CheckpointError as error:
+            # One that is gone was pruned by a running node.
+            if path.exists():
+                tell(f"passed over a checkpoint that is not whole: {error}")
+            continue
+        num_whole += 1
+        yield checkpoint
+    if num_whole == 0:
+        # Perhaps there is one by now; if not, it says what to do.
+        yield newest_whole(folder, manifest, tell)
+
+
+def _load(path: Path, manifest: RunManifest) -> Checkpoint:
+    slots = make_outer(manifest.outer).slots
+    return load_checkpoint(path, manifest.shards[0], run=manifest.digest, slots=slots)
+
+
+def _paths(folder: Path, round_index: int | None) -> list[Path]:
+    paths = checkpoint_folders(folder)
+    if round_index is None:
+        return paths
+    kept = {int(path.name.rpartition("-")[2]) - 1: path for path in paths}
+    if round_index not in kept:
+        rounds = ", ".join(str(index) for index in sorted(kept)) or "none"
+        raise ConfigError(f"{folder} does not keep round {round_index}; it keeps: {rounds}")
+    return [kept[round_index]]

@@ -22,8 +22,7 @@ from torch import Tensor
 from protocol import limits
 from protocol.errors import CheckpointError
 from training.files.durable import replace_durably
-from training.files.safetensors_form import entry, header_bytes
-from training.files.state import check_header
+from training.files.state import check_header, entry, header_bytes
 
 _DIGEST = "digest"
 _DIGEST_BYTES = 32

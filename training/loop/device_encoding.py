@@ -19,13 +19,12 @@ from training.compression.blocks import (
     BlockCodec,
     Dense2BitCodec,
     Int4Codec,
+    Int8Codec,
     TernaryCodec,
     packed_bytes,
 )
 from training.compression.dense import Float16Codec
-from training.compression.indices import GapIndices, PlainIndices, low_bits, plain_width
-from training.compression.int8 import Int8Codec
-from training.compression.sparse import TopKCodec
+from training.compression.sparse import GapIndices, PlainIndices, TopKCodec, low_bits, plain_width
 
 _CPU = torch.device("cpu")
 _SCALE_LEAST = 2.0**-100

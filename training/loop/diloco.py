@@ -3,10 +3,9 @@
 N elements of a fragment
 
 The pseudo-gradient is anchor minus local weights. It goes out through error feedback and codec as
-a transaction (R6); what comes back is the new anchor, already stepped by the outer optimizer. With
-two rounds in flight (R5) training goes on while a fragment is on its way (Streaming DiLoCo,
-Douillard et al. 2025), and its outcome is taken over within the next round; with a delay of a whole
-round (PCCL, DiLoCoX) where that ends, and drift counts from the weights that the round began with.
+a transaction (R6); what comes back is the new anchor, already stepped by the outer optimizer. What
+a run's preset does in another way, its `Method` says at each place: how long a round is, what goes
+out and when, with which weights training goes on meanwhile, what becomes of an outcome.
 """
 
 import logging
@@ -29,30 +28,67 @@ from training.channel.exchange import (
     RunClock,
     RunStart,
     Session,
+    TraceRoots,
+    Turn,
     grade_of,
 )
-from training.compression import join_cells, make_codec, make_feedback
+from training.compression import Codec, Encodes, join_cells, make_codec, make_feedback
 from training.device.inner import apply_gradient, optimizer_tensors
 from training.loop.device_encoding import encoder_on
 from training.loop.inner_state import (
     InnerState,
     InnerStore,
     KeepsInnerState,
-    anchor_digest,
+    Recalled,
+    recall,
     take_moments,
 )
-from training.loop.method import Method, steps_of
-from training.loop.own_weights import OwnWeights
-from training.loop.recall import Recalled, over, recall
-from training.loop.scaffold import NoVariates, Variates
-from training.loop.schedule import Due
-from training.loop.stages import make_stages
-from training.loop.traced_inner import RoundTracer
-from training.models.building import read_fragment, tokens_per_sample, write_fragment
-from training.models.model_checks import check_optimizer, check_parameters, unwrapped
+from training.methods.method import Due, Method, anchor_digest
+from training.methods.stages import make_stages
+from training.models.building import (
+    check_optimizer,
+    check_parameters,
+    read_fragment,
+    tokens_per_sample,
+    unwrapped,
+    write_fragment,
+)
 from training.numeric.arithmetic import all_finite
 
 logger = logging.getLogger(__name__)
+
+
+class RoundWatcher:
+    """What else looks on at each round and keeps of it what it needs; this one looks at nothing.
+
+    `training.loop.traced_inner.RoundTracer` is the one of runs with audits.
+    """
+
+    def encoder(self, device: torch.device, codec: Codec) -> Encodes | None:
+        """What encodes a contribution; None for numpy's encoder."""
+        return encoder_on(device, codec)
+
+    def before_gradient(self, clock: RunClock, lease: Lease, local_step: int) -> None:
+        """Before the gradient of each step of a round, which is trained on that lease."""
+
+    def after_step(self, local_step: int) -> None:
+        """Behind each step; the first one is number 1."""
+
+    def encoded(self, residual_N: NDArray[np.float32] | None) -> TraceRoots | None:
+        """The round is trained and encoded, with that residual: what its COMMIT says of it."""
+        del residual_N
+        return None
+
+    def settled(self, outcome: Outcome) -> bool:
+        """What became of the round; False where all residuals are to begin anew."""
+        del outcome
+        return True
+
+    def goes_on(self, recalled: Recalled, start: RunStart) -> bool:
+        """Whether a process that begins anew goes on from what was kept; else it begins without
+        residuals and hands nothing over again."""
+        del recalled, start
+        return True
 
 
 class DiLoCo:
@@ -65,8 +101,7 @@ class DiLoCo:
 
     With an `inner_store` each round is kept before it leaves, and a process that begins anew takes
     up what the one before it left there: moments, residual, and a contribution that is under way.
-    In a run with audits the `tracer` keeps what others may run again; whoever computes gradients
-    calls `begin_step` before each.
+    The `watcher` looks on at each round; whoever computes gradients calls `begin_step` before each.
     """
 
     def __init__(
@@ -77,7 +112,7 @@ class DiLoCo:
         exchange: Session,
         shard: int = 0,
         inner_store: InnerStore | None = None,
-        tracer: RoundTracer | None = None,
+        watcher: RoundWatcher | None = None,
     ) -> None:
         manifest, spec = exchange.manifest, exchange.manifest.outer
         model = unwrapped(model)
@@ -91,12 +126,10 @@ class DiLoCo:
         self._manifest = manifest
         self._shard, self._layout = manifest.shards[shard], manifest.layout(shard)
         fragments = range(len(self._shard.fragments))
-        self._overlap = spec.overlap
-        self._stages = make_stages(spec, manifest.inner.inner_steps, len(fragments))
+        self._methods = make_stages(spec, manifest.inner, len(fragments))
         self._codec = make_codec(spec)
-        self._members = start.members
-        # Audits run a round again in numpy, and compare bytes.
-        encode = None if tracer else encoder_on(next(model.parameters()).device, self._codec)
+        self._watcher = watcher or RoundWatcher()
+        encode = self._watcher.encoder(next(model.parameters()).device, self._codec)
         self._feedback = [make_feedback(manifest, encode) for _ in fragments]
         self._anchors = list(start.anchors)
         self._begin_with_anchors()
@@ -104,24 +137,16 @@ class DiLoCo:
         """By fragment the weights that the round in hand began with, where the anchor is not."""
         self._pending: dict[int, Pending] = {}
         """By fragment, oldest first."""
-        self._clock = start.clock
-        self._lease = start.lease
         if inner_store is None and isinstance(exchange, KeepsInnerState):
             inner_store = exchange.inner_store
         self._inner_store = inner_store
-        self._tracer = tracer
         self._left: dict[int, InnerState] = {}
         """By round what the process before us may have handed over, the rounds not being over."""
-        self._begin_round()
-        self._own = OwnWeights(manifest, shard) if self._method.has_own_weights else None
-        has_variates = self._method.has_variates
-        self._variates = Variates(model, manifest, start, shard) if has_variates else NoVariates()
+        self._begin_round(Turn(clock=start.clock, lease=start.lease, members=start.members))
+        self._methods.begin_run(model, manifest, start, shard)
         if inner_store is not None:
             # What is kept is of the round before, which may have been another method's.
-            is_delayed = self._stages.at(self._clock.round - 1).is_delayed
-            recalled = recall(
-                inner_store, start, overlap=self._overlap, is_delayed=is_delayed, own=self._own
-            )
+            recalled = recall(inner_store, start, self._methods.at(self._clock.round - 1))
             if recalled is not None:
                 self._take_up(recalled, start)
 
@@ -147,18 +172,11 @@ class DiLoCo:
 
     @property
     def _method(self) -> Method:
-        return self._stages.at(self._clock.round)
+        return self._methods.at(self._clock.round)
 
     @property
-    def _global_step(self) -> int:
-        """Where the learning rate is at: of sealed facts and the local step alone (R9).
-
-        Where rounds have fewer steps than H, the rate goes by rounds: it is to end with the run.
-        """
-        if not self._method.is_paced:
-            return self._clock.step + self._local_step
-        inner_steps = self._manifest.inner.inner_steps
-        return self._clock.round * inner_steps + self._local_step * inner_steps // self.steps
+    def _rate_step(self) -> int:
+        return self._method.pace.rate_step(self._clock, self._local_step, self._steps)
 
     @property
     def finished(self) -> bool:
@@ -167,8 +185,7 @@ class DiLoCo:
 
     def begin_step(self) -> None:
         """Before the gradient of each step, in a run with audits."""
-        if self._tracer is not None:
-            self._tracer.before_gradient(self._clock, self._lease, self._local_step)
+        self._watcher.before_gradient(self._clock, self._lease, self._local_step)
 
     def step(self, loss: SupportsFloat = 0.0, *, samples: int | None = None) -> Outcome | None:
         """One inner step with the gradients at hand; after the H-th also a round.
@@ -182,11 +199,11 @@ class DiLoCo:
         """
         if self._clock.round in self._left:
             return self.resume()
-        apply_gradient(self._model, self._inner_optimizer, self._manifest, self._global_step)
-        self._variates.correct(self._global_step)
+        rate_step = self._rate_step
+        apply_gradient(self._model, self._inner_optimizer, self._manifest, rate_step)
+        self._method.after_step(rate_step)
         self._local_step += 1
-        if self._tracer is not None:
-            self._tracer.after_step(self._local_step)
+        self._watcher.after_step(self._local_step)
         self._samples += self._manifest.inner.batch if samples is None else samples
         # A tensor would hold the graph of its step until the round ends.
         self._loss_total += float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
@@ -194,8 +211,7 @@ class DiLoCo:
         outcome = None
         for fragment in due.begin:
             outcome = self._begin(fragment, is_joined=fragment in due.join)
-            if self._overlap > 1:
-                outcome = self._proceed() or outcome
+            outcome = self._proceed() or outcome
         return self._take_over(due) or outcome
 
     def resume(self) -> Outcome | None:
@@ -209,14 +225,13 @@ class DiLoCo:
         while (state := self._left.pop(self._clock.round, None)) is not None:
             contribution = state.contribution
             fragment = contribution.fragment
-            is_same = state.anchor == anchor_digest(self._anchors[fragment])
-            if not is_same and not self._method.is_delayed:
+            if not self._method.is_same_version(state.anchor, self._anchors[fragment]):
                 break  # It was to another version of the fragment.
             self._feedback[fragment].reopen(state.residuals[fragment], state.residual_after_N)
-            self._variates.reopen(state.variates)
+            self._method.reopen(state.notes)
             due = self._due(self._steps)
             self._hand_over(contribution)
-            outcome = self._proceed() if self._overlap > 1 else None
+            outcome = self._proceed()
             outcome = self._take_over(due) or outcome
         return outcome
 
@@ -233,15 +248,16 @@ class DiLoCo:
         take_moments(self._model, self._inner_optimizer, recalled.newest)
         if recalled.residuals is not None:
             self.restore_residuals(recalled.residuals)
-            self._variates.take_up(recalled.newest.variates, recalled.newest.round, start)
-        if self._tracer is not None and not self._tracer.goes_on(recalled, start):
+            self._method.take_up(recalled.newest.notes, recalled.newest.round, start)
+        if not self._watcher.goes_on(recalled, start):
             self.restore_residuals([None] * len(self._feedback))
             return
         self._left = recalled.under_way
         for fragment, local_N in recalled.drifting.items():
             write_fragment(self._model, self._shard, fragment, local_N)
-            if self._method.is_delayed:
-                self._ahead[fragment] = local_N
+            began_N = self._method.began_with(local_N)
+            if began_N is not None:
+                self._ahead[fragment] = began_N
         logger.info(
             "inner state taken up round=%d of=%d under_way=%s",
             self._clock.round,
@@ -262,8 +278,9 @@ class DiLoCo:
         if heard and replaced:
             heard.values_replaced(replaced)
 
-    def _begin_round(self) -> None:
-        self._steps = steps_of(self._manifest, self._lease)
+    def _begin_round(self, turn: Turn) -> None:
+        self._clock, self._lease, self._members = turn.clock, turn.lease, turn.members
+        self._steps = self._method.pace.steps(turn.lease)
         self._local_step = 0
         self._samples = 0
         self._loss_total = 0.0
@@ -274,14 +291,13 @@ class DiLoCo:
         drift_N = self._ahead.get(fragment, self._anchors[fragment]) - local_N
         if not all_finite(drift_N):
             raise StateError(f"training diverged in round {self._clock.round}: weights not finite")
-        self._variates.contributed(drift_N)
+        self._method.record_drift(drift_N)
         # The residual that this is encoded with depends on it, the drift does not.
         outcome = self._finish(fragment) if is_joined and fragment in self._pending else None
         feedback = self._feedback[fragment]
-        lots = self._own.lots(self._clock.round) if self._own else None
+        lots = self._method.lots(self._clock.round)
         encoded = feedback.encode(drift_N, lots=lots, grade=grade_of(self._exchange))
-        if self._method.is_delayed:
-            self._run_ahead(fragment, encoded.payloads)
+        self._run_ahead(fragment, encoded.payloads)
         contribution = Contribution(
             fragment=fragment,
             payloads=encoded.payloads,
@@ -291,20 +307,20 @@ class DiLoCo:
             residual_before=encoded.residual_before,
             residual_after=encoded.residual_after,
             loss=self._loss_total / self._local_step,
-            traced=None if self._tracer is None else self._tracer.encoded(feedback.residual_N),
+            traced=self._watcher.encoded(feedback.residual_N),
         )
         self._keep(contribution)
         self._hand_over(contribution)
-        if self._overlap > 1 and not self._method.is_delayed:
-            self._pending[fragment].sent_N = local_N
+        self._pending[fragment].sent_N = self._method.sent_weights(local_N)
         return outcome
 
     def _run_ahead(self, fragment: int, payloads: Sequence[bytes]) -> None:
         """What the next round begins with, while this one is in flight."""
         own = partial(join_cells, self._codec, payloads, self._layout.cell_numels[fragment])
-        ahead_N = self._method.merge.ahead(self._anchors[fragment], own, self._members)
-        write_fragment(self._model, self._shard, fragment, ahead_N)
-        self._ahead[fragment] = ahead_N
+        ahead_N = self._method.weights_ahead(self._anchors[fragment], own, self._members)
+        if ahead_N is not None:
+            write_fragment(self._model, self._shard, fragment, ahead_N)
+            self._ahead[fragment] = ahead_N
 
     def _hand_over(self, contribution: Contribution) -> None:
         ticket = self._exchange.begin(contribution.fragment, contribution)
@@ -326,24 +342,23 @@ class DiLoCo:
                 moments=optimizer_tensors(self._model, self._inner_optimizer),
                 drifting=self._drifting(fragment),
                 pending=tuple(one.round for one in self._pending.values() if not one.is_void),
-                variates=self._variates.kept(),
+                notes=self._method.notes(),
                 basis=self._clock.basis,
             )
         )
 
-    def _drifting(self, fragment: int) -> dict[int, tuple[bytes, NDArray[np.float32]]]:
-        """Anchor and working weights of all fragments but this one, which gets the next anchor at
-        once unless it goes on while it is in flight, or is a replica's own."""
+    def _drifting(self, contributed: int) -> dict[int, tuple[bytes, NDArray[np.float32]]]:
+        """Anchor and working weights of all fragments whose weights go on."""
         return {
-            other: (anchor_digest(anchor_N), read_fragment(self._model, self._shard, other))
-            for other, anchor_N in enumerate(self._anchors)
-            if other != fragment or self._overlap > 1 or self._own
+            fragment: (anchor_digest(anchor_N), read_fragment(self._model, self._shard, fragment))
+            for fragment, anchor_N in enumerate(self._anchors)
+            if self._method.keeps_weights(fragment, contributed)
         }
 
     def _due(self, local_step: int) -> Due:
         # A round cut short is the end of a whole one.
         skipped = self._manifest.inner.inner_steps - self.steps
-        return self._method.schedule.due(skipped + local_step, self._clock.round)
+        return self._method.due(skipped + local_step, self._clock.round)
 
     def _take_over(self, due: Due) -> Outcome | None:
         outcome = None
@@ -354,43 +369,40 @@ class DiLoCo:
         return outcome
 
     def _proceed(self) -> Outcome | None:
-        """On to the next round (R5), which the seal before the last one names: its outcome is taken
-        over now at the latest, for the round may be about that fragment again. So is that of a
-        round which is not before the next one: its branch was left (R4)."""
-        turn = self._exchange.proceed()
-        outcome, next_round = None, turn.clock.round
+        """On to the next round, where a turn names it before the outcome is here (R5). The outcome
+        is taken over now at the latest where the round may be about that fragment again. So is that
+        of a round which is not before the next one: its branch was left (R4)."""
+        turn = self._method.next_turn(self._exchange)
+        if turn is None:
+            return None
+        outcome, method = None, self._method
         for fragment, pending in list(self._pending.items()):
-            is_before = next_round - self._overlap < pending.round < next_round
-            if not (turn.lease and is_before):
+            if not method.is_awaited(pending.round, turn):
                 outcome = self._finish(fragment)
-        for index in over(self._left, turn, overlap=self._overlap):
+        for index in [one for one in sorted(self._left) if method.is_over(one, turn)]:
             left = self._left.pop(index)
             if index in turn.listed:
                 self._feedback[left.contribution.fragment].restore(left.residual_after_N)
         self._drop(turn.others)
-        self._clock, self._lease, self._members = turn.clock, turn.lease, turn.members
-        self._begin_round()
+        self._begin_round(turn)
         return outcome
 
     def _finish(self, fragment: int) -> Outcome:
         pending = self._pending.pop(fragment)
         outcome = pending.ticket.result()
         self._settle(fragment, outcome, is_void=pending.is_void)
-        self._variates.settled(outcome)
+        self._method.settle(outcome)
         merged_N = outcome.anchor_N
-        if (outcome.listed or self._own) and not outcome.is_resync:
-            local_N = read_fragment(self._model, self._shard, fragment)
-            if self._own:
-                merged_N = self._own.taken(pending.round, fragment, local_N, merged_N)
-            else:
-                merged_N = self._method.merge.apply(local_N, merged_N, pending.sent_N)
+        if not outcome.is_resync:
+            local = partial(read_fragment, self._model, self._shard, fragment)
+            merged_N = self._method.take_in(pending.round, outcome, local, pending.sent_N)
         write_fragment(self._model, self._shard, fragment, merged_N)
         self._anchors[fragment] = outcome.anchor_N
         self._ahead.pop(fragment, None)
         self._drop(outcome.others)
-        if self._overlap == 1:
-            self._clock, self._lease = outcome.clock, outcome.lease
-            self._begin_round()
+        turn = self._method.next_round(outcome)
+        if turn is not None:
+            self._begin_round(turn)
         return outcome
 
     def _drop(self, anchors: Mapping[int, NDArray[np.float32]]) -> None:
@@ -412,5 +424,5 @@ class DiLoCo:
             feedback.commit()
         elif not is_void:
             feedback.abort()
-        if self._tracer is not None and not self._tracer.settled(outcome):
+        if not self._watcher.settled(outcome):
             self.restore_residuals([None] * len(self._feedback))

@@ -1,4 +1,4 @@
-"""The trainer's transaction (R6) on the disk: one file per round.
+"""The trainer's transaction (R6) on the disk, one file per round, and what of it counts at a start.
 
 N elements of a fragment
 
@@ -7,13 +7,15 @@ N elements of a fragment
 
 It is written before the contribution leaves the trainer. So a trainer that starts anew knows what
 it may have said: while the round is open it sends the same bytes again, without training; when the
-round is over the seal tells which of the two residuals is the right one.
+round is over the seal tells which of the two residuals is the right one. With two rounds in flight
+(R5) two may be open; bytes are sent again where the fragment is still the version that they are
+relative to.
 """
 
 import errno
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -21,17 +23,16 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from blake3 import blake3
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
-from training.channel.exchange import Contribution, TraceRoots
+from training.channel.exchange import Contribution, RunStart, TraceRoots
 from training.device.inner import load_optimizer_tensors
 from training.files.durable import WRITING, make_folder_durably
 from training.files.tensor_file import TensorFile, read_tensors, write_tensors
-from training.loop.scaffold import KeptVariates
+from training.methods.method import Method, MethodNotes, anchor_digest
 
 logger = logging.getLogger(__name__)
 
@@ -46,8 +47,12 @@ _RESIDUAL_AFTER = "residual_after"
 _DRIFTING = "drifting/"
 _PAYLOAD, _LENGTHS = "payload", "lengths"
 _TRACE = "trace"
-_SHARES = "variates"
-_VARIATES = ("own_N", "own_after_N", "common_N", "anchor_N")
+_OUR_TENSORS = (_RESIDUAL_AFTER, _PAYLOAD, _LENGTHS)
+_OUR_WORDS = (
+    *("version", "run", "shard", "round", "anchor", "optimizer", "fragment", "tokens", "samples"),
+    *("steps", "loss", "residual_before", "residual_after", "pending", "basis", _TRACE),
+)
+_METHOD_VECTORS_MAX = 4
 _TENSORS_PER_PARAMETER_MAX = 8
 """AdamW keeps three per parameter, the greediest optimizer of torch five."""
 
@@ -65,7 +70,7 @@ class InnerState:
     `drifting` are the working weights of the other fragments, which go on against older anchors:
     by fragment the digest of the anchor, and the weights; with two rounds in flight (R5) that of
     the contribution is among them. `pending` are earlier rounds that were contributed to and had no
-    outcome yet. `variates` are there where the method has them. `basis` is the RunClock's.
+    outcome yet. `notes` are the method's. `basis` is the RunClock's.
     """
 
     round: int
@@ -77,7 +82,7 @@ class InnerState:
     moments: Mapping[str, Tensor]
     drifting: Mapping[int, tuple[bytes, NDArray[np.float32]]] = field(default_factory=dict)
     pending: tuple[int, ...] = ()
-    variates: KeptVariates | None = None
+    notes: MethodNotes = field(default_factory=MethodNotes)
     basis: bytes = b""
 
 
@@ -181,13 +186,13 @@ class InnerFolder:
             "pending": " ".join(map(str, state.pending)),
             "basis": state.basis.hex(),
             **_told_of(contribution.traced),
-            **_shares_of(state.variates),
+            **state.notes.words,
         } | {f"{_DRIFTING}{other}": anchor.hex() for other, (anchor, _) in state.drifting.items()}
 
     def _load(self, path: Path, round_index: int) -> InnerState:
         fragments = len(self._numels)
         parameters = len(self._shard.tensors)
-        most = _TENSORS_PER_PARAMETER_MAX * parameters + 2 * fragments + 3 + len(_VARIATES)
+        most = _TENSORS_PER_PARAMETER_MAX * parameters + 2 * fragments + 3 + _METHOD_VECTORS_MAX
         content = read_tensors(path, tensors_max=most)
         # A file with a right digest was written by us, if perhaps by another version of us.
         try:
@@ -200,7 +205,7 @@ class InnerFolder:
             *zip(state.residuals, self._numels, strict=True),
             (state.residual_after_N, numel),
             *((local_N, self._numels[other]) for other, (_, local_N) in state.drifting.items()),
-            *((variate_N, numel) for variate_N in _variates(state.variates).values()),
+            *((vector_N, numel) for vector_N in state.notes.vectors.values()),
         ]
         if any(x_N is not None and x_N.shape != (size,) for x_N, size in expected):
             raise CheckpointError(f"{path} has residuals of another size")
@@ -219,11 +224,6 @@ class InnerFolder:
             raise CheckpointError(f"{path} holds the state of round {metadata['round']}")
 
 
-def anchor_digest(anchor_N: NDArray[np.float32]) -> bytes:
-    """What names an anchor in an InnerState: BLAKE3 over its little-endian float32."""
-    return blake3(np.ascontiguousarray(anchor_N, dtype="<f4").view(np.uint8).data).digest()
-
-
 def take_moments(model: nn.Module, optimizer: torch.optim.Optimizer, state: InnerState) -> None:
     """Put back the moments of a state; they start afresh where they are of another optimizer."""
     if state.optimizer != type(optimizer).__name__:
@@ -235,24 +235,19 @@ def take_moments(model: nn.Module, optimizer: torch.optim.Optimizer, state: Inne
         logger.warning("moments start afresh reason=%s", error)
 
 
-def _shares_of(kept: KeptVariates | None) -> dict[str, str]:
-    return {} if kept is None else {_SHARES: f"{kept.tokens} {kept.members}"}
-
-
-def _variates(kept: KeptVariates | None) -> dict[str, NDArray[np.float32]]:
-    found = {} if kept is None else {name: getattr(kept, name) for name in _VARIATES}
-    return {f"{_SHARES}/{name}": x_N for name, x_N in found.items() if x_N is not None}
-
-
-def _kept_variates(content: TensorFile) -> KeptVariates | None:
-    if _SHARES not in content.metadata:
-        return None
-    tokens, members = map(int, content.metadata[_SHARES].split())
-    found = {name: _vector(content.tensors, f"{_SHARES}/{name}") for name in _VARIATES}
-    anchor_N = found.pop("anchor_N")
-    if anchor_N is None:
-        raise ValueError("variates without an anchor")
-    return KeptVariates(anchor_N=anchor_N, tokens=tokens, members=members, **found)
+def _notes(content: TensorFile) -> MethodNotes:
+    """What no name of ours stands for is the method's."""
+    words = {
+        name: word
+        for name, word in content.metadata.items()
+        if not (name in _OUR_WORDS or name.startswith(_DRIFTING))
+    }
+    vectors = {
+        name: _needed(content.tensors, name)
+        for name in content.tensors
+        if not (name in _OUR_TENSORS or name.startswith((_MOMENTS, _RESIDUAL, _DRIFTING)))
+    }
+    return MethodNotes(words, vectors)
 
 
 def _told_of(traced: TraceRoots | None) -> dict[str, str]:
@@ -280,8 +275,7 @@ def _tensors(state: InnerState) -> dict[str, Tensor]:
         tensors[_RESIDUAL_AFTER] = torch.from_numpy(state.residual_after_N)
     for other, (_, local_N) in state.drifting.items():
         tensors[f"{_DRIFTING}{other}"] = torch.from_numpy(local_N)
-    variates = _variates(state.variates)
-    tensors |= {name: torch.from_numpy(variate_N) for name, variate_N in variates.items()}
+    tensors |= {name: torch.from_numpy(x_N) for name, x_N in state.notes.vectors.items()}
     payload = np.frombuffer(b"".join(contribution.payloads), dtype=np.uint8)
     tensors[_PAYLOAD] = torch.tensor(payload)
     tensors[_LENGTHS] = torch.tensor([len(p) for p in contribution.payloads], dtype=torch.int64)
@@ -330,15 +324,107 @@ def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:
         },
         # A file from before there was more than one round in flight names none.
         pending=tuple(map(int, metadata.get("pending", "").split()))[:INNER_STATES_KEPT],
-        variates=_kept_variates(content),
+        notes=_notes(content),
         basis=bytes.fromhex(metadata.get("basis", "")),
     )
 
 
 def _vector(tensors: Mapping[str, Tensor], name: str) -> NDArray[np.float32] | None:
-    if name not in tensors:
-        return None
+    return _needed(tensors, name) if name in tensors else None
+
+
+def _needed(tensors: Mapping[str, Tensor], name: str) -> NDArray[np.float32]:
     vector_N: NDArray[np.float32] = tensors[name].numpy()
     if vector_N.dtype != np.float32:
         raise ValueError(f"{name} is {vector_N.dtype}")
     return vector_N
+
+
+Residuals = tuple[NDArray[np.float32] | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recalled:
+    """What counts of it.
+
+    `newest` has the moments. `residuals` are those of all fragments, None where they belong to
+    weights long gone. `under_way` are rounds that were contributed to and are not over. `drifting`
+    are working weights that go on.
+    """
+
+    newest: InnerState
+    residuals: Residuals | None
+    under_way: dict[int, InnerState] = field(default_factory=dict)
+    drifting: Mapping[int, NDArray[np.float32]] = field(default_factory=dict)
+
+
+def recall(store: InnerStore, start: RunStart, method: Method) -> Recalled | None:
+    """What of the store is good for this start; None if nothing is there.
+
+    `method` is that of the round before the one in hand, and says what of working weights goes on.
+    What was contributed to a round of a branch that was left (R4) counts for none that is under
+    way, nor does its residual, though a round of that number be sealed by now.
+    """
+    next_round = start.clock.round
+    newest = store.newest(method.newest_kept(next_round))
+    if newest is None:
+        return None
+    if newest.round < start.since:
+        # From before a resync, or from another branch: it belongs to weights long gone.
+        return Recalled(newest=newest, residuals=None)
+    kept = {index: _kept(store, index) for index in newest.pending} | {newest.round: newest}
+    over = [index for index in kept if index < next_round]
+    settled = {state.contribution.fragment for i in over if (state := kept[i]) is not None}
+    drifting = _drifting(newest, start, method, settled)
+    is_live = newest.round < next_round or _is_live(newest, start, method)
+    if not (is_live and _is_of_this_chain(newest, start)):
+        return Recalled(newest=newest, residuals=None, drifting=drifting)
+    residuals = list(newest.residuals)
+    for index in over:
+        state = kept[index]
+        fragment = index % len(residuals)
+        if state is None or index < start.since:
+            residuals[fragment] = None  # Nobody tells what became of it.
+        elif index in start.listed:
+            residuals[fragment] = state.residual_after_N
+    under_way = {
+        index: state
+        for index, state in kept.items()
+        if index >= next_round and state is not None and _is_live(state, start, method)
+    }
+    return Recalled(
+        newest=newest, residuals=tuple(residuals), under_way=under_way, drifting=drifting
+    )
+
+
+def _drifting(
+    newest: InnerState, start: RunStart, method: Method, settled: Collection[int]
+) -> dict[int, NDArray[np.float32]]:
+    """Working weights that go on, by fragment."""
+    found = {}
+    for fragment, (digest, local_N) in newest.drifting.items():
+        anchor_N, behind_N = start.anchors[fragment], None
+        if newest.round == start.clock.round - 1:
+            behind_N = method.weights_behind(newest.round, fragment, local_N, anchor_N)
+        if behind_N is not None:
+            found[fragment] = behind_N
+        elif fragment not in settled and digest == anchor_digest(anchor_N):
+            found[fragment] = local_N
+    return found
+
+
+def _kept(store: InnerStore, index: int) -> InnerState | None:
+    state = store.newest(index)
+    return state if state is not None and state.round == index else None
+
+
+def _is_live(state: InnerState, start: RunStart, method: Method) -> bool:
+    """Whether its contribution is to the same version of its fragment, and there is a round."""
+    anchor_N = start.anchors[state.contribution.fragment]
+    is_same = method.is_same_version(state.anchor, anchor_N)
+    return bool(start.lease) and is_same and _is_of_this_chain(state, start)
+
+
+def _is_of_this_chain(state: InnerState, start: RunStart) -> bool:
+    """Whether its round is one that is or was under way here, not on a branch that was left."""
+    return state.basis in start.bases

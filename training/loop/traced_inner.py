@@ -18,6 +18,7 @@ import torch
 from blake3 import blake3
 from numpy.typing import NDArray
 from torch import nn
+from typing_extensions import override
 
 from protocol.grid import ShardSpec
 from protocol.leases import Lease
@@ -32,9 +33,11 @@ from protocol.segments import (
 )
 from training.audits.traces import TraceFolder, TraceWriter
 from training.channel.exchange import Outcome, RunClock, RunStart, TraceRoots
+from training.compression import Codec, Encodes
 from training.device.device import Device
 from training.device.inner import accumulate_gradient, apply_gradient, load_optimizer_tensors
-from training.loop.recall import Recalled
+from training.loop.diloco import RoundWatcher
+from training.loop.inner_state import Recalled
 from training.models.building import read_fragment, write_fragment
 
 MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
@@ -141,7 +144,7 @@ def put_moments(
     load_optimizer_tensors(model, optimizer, tensors)
 
 
-class RoundTracer:
+class RoundTracer(RoundWatcher):
     """Keeps the states of one's own rounds. For runs of one fragment, with one round in flight."""
 
     def __init__(
@@ -164,8 +167,13 @@ class RoundTracer:
         self._is_lost = False
         """Whether nobody knows any more what the round in hand began with."""
 
+    @override
+    def encoder(self, device: torch.device, codec: Codec) -> Encodes | None:
+        """Audits run a round again in numpy, and compare bytes."""
+        return None
+
+    @override
     def before_gradient(self, clock: RunClock, lease: Lease, local_step: int) -> None:
-        """Before the gradient of each step of a round, which is trained on that lease."""
         round_index = clock.round
         segment = self._begins.get(local_step)
         if segment is not None:
@@ -177,18 +185,19 @@ class RoundTracer:
             self._writer = self._folder.writer(place)
             self._before, self._is_lost = self._add(), False
 
+    @override
     def after_step(self, local_step: int) -> None:
-        """Behind each step; the first one is number 1."""
         if local_step in self._ends:
             self._last = self._add()
 
+    @override
     def encoded(self, residual_N: Vector | None) -> TraceRoots:
-        """The round is trained and encoded, with that residual."""
         assert self._writer is not None, "before_gradient was not called"
         assert self._last is not None
         writer, self._writer = self._writer, None
         return writer.close(self._last, residual_N)
 
+    @override
     def settled(self, outcome: Outcome) -> bool:
         """What became of the round: moments that no seal lists are those of before. False where
         nobody knows what was before: the residual, too, is then that of whoever begins."""
@@ -199,6 +208,7 @@ class RoundTracer:
             self._put(self._before)
         return True
 
+    @override
     def goes_on(self, recalled: Recalled, start: RunStart) -> bool:
         """Whether a process that begins anew goes on from what the own last listed round left: it
         has the residual and the moments of the newest round that is kept. Else it begins with no

@@ -18,17 +18,20 @@ from protocol.grid import ShardSpec
 from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.segments import batch_lease
-from training.audits.rerun import run_audit
-from training.audits.traces import TRACES_FOLDER, TraceFolder
+from training.audits.traces import TRACES_FOLDER, TraceFolder, run_audit
 from training.channel.exchange import Contribution, Outcome, RunStart, Ticket, Turn
 from training.channel.frames import Audit, Progress, Ready, Reopen, Validation
 from training.channel.trainer_end import ChannelExchange
 from training.data.corpus import Dataset, lease_samples, open_corpus
 from training.device.device import AUTO, Device, open_device
-from training.device.inner import make_optimizer
-from training.device.micro_batch import MicroBatch, is_out_of_memory, memory_error
+from training.device.inner import (
+    MicroBatch,
+    is_out_of_memory,
+    make_optimizer,
+    memory_error,
+    validation_loss,
+)
 from training.loop.diloco import DiLoCo
-from training.loop.evaluation import validation_loss
 from training.loop.inner_state import InnerFolder
 from training.loop.traced_inner import RoundTracer, TorchSegments, device_class, fix_order
 from training.models.building import build_model, read_fragment, tokens_per_sample, write_fragment
@@ -106,16 +109,11 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
     )
     session = ChannelSession(manifest, exchange, _run_start(exchange))
 
-    def validate_if_asked() -> None:
-        asked = exchange.take_validation()
-        if asked is not None:
-            shard = manifest.shards[options.shard]
-            at_once = micro_batch.at_once(_VALIDATION_BATCH)
-            loss = anchor_loss(model, shard, exchange.anchors, held_out_BW, batch_windows=at_once)
-            exchange.send(Validation(round=asked, loss=loss))
-
+    validator = AnchorValidator(
+        exchange, model, manifest.shards[options.shard], micro_batch, held_out_BW
+    )
     # Of the anchors that we start from: what is under way brings others.
-    validate_if_asked()
+    validator.answer_if_asked()
     folder = options.inner_folder
     store = None if folder is None else InnerFolder(folder, manifest, options.shard)
     tracer = None
@@ -129,10 +127,10 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
         exchange=session,
         shard=options.shard,
         inner_store=store,
-        tracer=tracer,
+        watcher=tracer,
     )
     if diloco.resume() is not None:
-        validate_if_asked()
+        validator.answer_if_asked()
     report_every = max(1, manifest.inner.inner_steps // _REPORTS_PER_ROUND_MAX)
     while not diloco.finished:
         windows_BW = _next_batch(manifest, dataset, diloco)
@@ -143,8 +141,29 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
         if diloco.local_step % report_every == 0:
             exchange.send(Progress(step=diloco.clock.step + diloco.local_step, loss=loss))
         if _step(diloco, loss, device) is not None:
-            validate_if_asked()
+            validator.answer_if_asked()
     logger.info("run finished round=%d", diloco.clock.round)
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorValidator:
+    """Measures the newest anchors on held-out text, where the network process asks for it."""
+
+    exchange: ChannelExchange
+    model: nn.Module
+    shard: ShardSpec
+    micro_batch: MicroBatch
+    held_out_BW: NDArray[np.uint8]
+
+    def answer_if_asked(self) -> None:
+        """Send the loss of the round that was asked for last, if one was since the last answer."""
+        asked = self.exchange.take_validation()
+        if asked is None:
+            return
+        at_once = self.micro_batch.at_once(_VALIDATION_BATCH)
+        anchors, held_out_BW = self.exchange.anchors, self.held_out_BW
+        loss = anchor_loss(self.model, self.shard, anchors, held_out_BW, batch_windows=at_once)
+        self.exchange.send(Validation(round=asked, loss=loss))
 
 
 def traces_of(manifest: RunManifest, options: TrainerOptions) -> TraceFolder:

@@ -1,17 +1,131 @@
 """Presets: a method of low communication by name, as the components that it combines.
 
 A founder's run.toml names one; what it stands for is written out into the manifest, where every
-other key of [outer] may differ from it. Trainers read of the name the schedule and the merge alone.
+other key of [outer] may differ from it. Trainers read of the name the method and the pace alone.
 Numbers are those of the methods' papers where neither the constants below nor
 `tests/bench/RESULTS.md` names a measurement.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from training.methods.in_process import IN_PROCESS, SAM_RADIUS, InProcess
-from training.numeric.registry import Registry
+from training.numeric import Registry
+
+# Methods that no node runs yet, and `barnraise compare` does, in one process ---------------------
+#
+# A node seals rounds of one anchor (R7). Where replicas have weights of their own, or an anchor
+# moves under those who train, there is nothing to seal: no bit promise. `sim.methods.swarms` runs
+# them.
+
+SAM_RADIUS = 0.05
+"""Of sharpness-aware minimization, within the 0.01 to 0.1 of DFedSAM's authors."""
+
+
+def _both_ways(peers: int) -> float:
+    """A contribution goes out, an anchor comes back from another peer that must send it."""
+    del peers
+    return 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InProcess:
+    """One such method. `instead` is the nearest preset that nodes run."""
+
+    summary: str
+    lacks: str
+    """What a node would need."""
+    common_anchor: bool = False
+    instead: str = "local_sgd"
+    copies: Callable[[int], float] = _both_ways
+    """How often the weights leave a peer in a round, on average over so many peers."""
+
+    inner_steps: int = 50
+    sam_radius: float = 0.0
+    is_assigned: bool = False
+    """See `training.methods.presets.Preset`, all three."""
+
+
+_OWN_WEIGHTS = "replicas with weights of their own"
+_OLD_ANCHORS = "contributions to older anchors"
+
+
+def _ring(steps: int) -> Callable[[int], float]:
+    return lambda peers: steps * (2.0 if peers > 2 else float(peers - 1))
+
+
+IN_PROCESS: Mapping[str, InProcess] = {
+    "gossip": InProcess(
+        summary="pairwise gossip, everybody averages with one other",
+        lacks=_OWN_WEIGHTS,
+        copies=lambda peers: 2 * (peers // 2) / peers,
+    ),
+    "gossip_corrected": InProcess(
+        summary="pairwise gossip, means keep the variance of their matrices",
+        lacks=_OWN_WEIGHTS,
+        copies=lambda peers: 2 * (peers // 2) / peers,
+    ),
+    "gossip_ring": InProcess(
+        summary="gossip with both neighbours of a ring", lacks=_OWN_WEIGHTS, copies=_ring(1)
+    ),
+    "gossip_multi_step": InProcess(
+        summary="gossip on a ring, four steps of it in a round", lacks=_OWN_WEIGHTS, copies=_ring(4)
+    ),
+    "gossip_accelerated": InProcess(
+        summary="gossip on a ring, four steps with a shift register",
+        lacks=_OWN_WEIGHTS,
+        copies=_ring(4),
+    ),
+    "noloco": InProcess(
+        summary="NoLoCo, DiLoCo's outer step with one other, drawn anew for each round",
+        lacks=_OWN_WEIGHTS,
+        instead="diloco",
+        copies=lambda peers: 4 * (peers // 2) / peers,
+    ),
+    "dfedsam": InProcess(
+        summary="DFedSAM, gradients from a little uphill, four steps of gossip on a ring",
+        lacks=_OWN_WEIGHTS,
+        instead="fedsam",
+        copies=_ring(4),
+        sam_radius=SAM_RADIUS,
+    ),
+    "acid": InProcess(
+        summary="A2CiD2, two copies of the weights that meet between steps, on a ring",
+        lacks=_OWN_WEIGHTS,
+        copies=lambda peers: float(peers > 1),
+        inner_steps=1,
+    ),
+    "fedcompass": InProcess(
+        summary="FedCompass, more steps for faster peers, so that they come together",
+        lacks="steps that are told it by others",
+        instead="a_edit",
+        # The more unequal they are, the fewer steps has a round: of `sim.methods.swarms` half.
+        copies=lambda peers: 2 * _both_ways(peers),
+        is_assigned=True,
+    ),
+    "fedbuff": InProcess(
+        summary="FedBuff, a step for each half of all contributions, whoever they are from",
+        lacks=_OLD_ANCHORS,
+    ),
+    "fedfix": InProcess(
+        summary="FedFix, a step in fixed intervals of whatever came", lacks=_OLD_ANCHORS
+    ),
+    "modest": InProcess(
+        summary="MoDeST, FedAvg of half of all peers, drawn anew for each round",
+        lacks="a draw in each round (in nodes peers beyond [admission] seats take turns)",
+        common_anchor=True,
+        instead="fedavg",
+        copies=lambda peers: 2.0 * max(1, peers // 2) / peers,
+    ),
+}
+
+NOT_YET: Mapping[str, str] = {
+    "dadao": "strongly convex losses, which no network has; 'acid' is the gossip for these",
+}
+"""Presets that are no preset yet, and what each of them still needs."""
+
+
+# Presets -----------------------------------------------------------------------------------------
 
 SHORT_RUN_ROUNDS = 500
 MOMENTUM_SHORT, MOMENTUM_LONG = 0.5, 0.9
@@ -31,8 +145,9 @@ class Preset:
     """One method. `aggregator` None is the rule of the run's trust level."""
 
     summary: str
-    schedule: str = "every_h"
-    merge: str = "replace"
+    method: str = "diloco"
+    """What its rounds are like, by a name in `training.methods.method.METHODS`."""
+
     codec: str = "fp16"
     codec_settings: Mapping[str, int | float] = field(default_factory=dict)
     feedback: float = 1.0
@@ -56,13 +171,6 @@ class Preset:
     is_assigned: bool = False
     """Whether peers are told how many, each another number: its lease is for so many."""
 
-    has_variates: bool = False
-    """Whether steps are corrected by control variates (`training.loop.scaffold`)."""
-
-    has_own_weights: bool = False
-    """Whether replicas keep their weights, but for what a round draws
-    (`training.loop.own_weights`)."""
-
     lacks: str = ""
     """What a node would need to run it; until then `barnraise compare` does, and nothing else."""
 
@@ -73,7 +181,17 @@ class Preset:
     def is_delayed(self) -> bool:
         """Whether a round is trained beside the exchange of the one before, which is about the same
         whole model: two in flight on one fragment (R5)."""
-        return self.schedule == "delayed"
+        return self.method in ("delayed", "eager")
+
+    @property
+    def has_variates(self) -> bool:
+        """Whether steps are corrected by control variates."""
+        return self.method == "scaffold"
+
+    @property
+    def has_own_weights(self) -> bool:
+        """Whether replicas keep their weights, but for what a round draws."""
+        return self.method == "sparta"
 
 
 PRESETS: Registry[Preset] = Registry("preset")
@@ -163,7 +281,7 @@ def _scaffold(rounds: int) -> Preset:
     """Karimireddy et al. 2020, option II. What the codec leaves out must not pass for a variate."""
     averaging = _averaging(rounds, name="SCAFFOLD", inner_steps=50)
     summary = "SCAFFOLD, averaging with steps corrected for the drift of unequal data"
-    return replace(averaging, summary=summary, has_variates=True)
+    return replace(averaging, summary=summary, method="scaffold")
 
 
 PRESETS.register("scaffold", _scaffold)
@@ -176,7 +294,7 @@ def _sparta(rounds: int) -> Preset:
         codec="random_mask",
         codec_settings={"density": 0.05},
         feedback=0.0,
-        has_own_weights=True,
+        method="sparta",
     )
 
 
@@ -208,7 +326,8 @@ PRESETS.register("demo", _demo)
 def _streaming(rounds: int, *, overlap: int, how: str) -> Preset:
     """Douillard et al. 2025: a quarter of the bytes of DiLoCo's rounds at a time, four times as
     often. Its tau of 5 is an exchange of known length, where ours is the least that an outcome
-    waits; its blend of 0.5 cost 0.061 nats per byte of a small model where `carry` costs 0.016."""
+    waits; its blend of 0.5 cost 0.061 nats per byte of a small model where `Streaming`, which
+    carries all over, costs 0.016."""
     return Preset(
         summary=f"Streaming DiLoCo {how}, a quarter of the model in each round",
         codec="e3m0",
@@ -217,7 +336,7 @@ def _streaming(rounds: int, *, overlap: int, how: str) -> Preset:
         fragments=4,
         overlap=overlap,
         tau=2 if overlap > 1 else 0,
-        merge="carry" if overlap > 1 else "replace",
+        method="streaming" if overlap > 1 else "diloco",
     )
 
 
@@ -258,7 +377,7 @@ AUTO = "auto"
 PRESETS.register(AUTO, _auto)
 
 
-def _delayed(rounds: int, *, merge: str = "replace", summary: str) -> Preset:
+def _delayed(rounds: int, *, method: str = "delayed", summary: str) -> Preset:
     """PCCL's example of asynchronous DiLoCo; with `eager` that of Kale et al. 2025.
 
     Without momentum, for it and staleness do not mix. Measured, nats per byte: 2.19 and 2.13, with
@@ -267,8 +386,7 @@ def _delayed(rounds: int, *, merge: str = "replace", summary: str) -> Preset:
     del rounds
     return Preset(
         summary=summary,
-        schedule="delayed",
-        merge=merge,
+        method=method,
         codec="int8",
         optimizer="sgd",
         overlap=2,
@@ -278,7 +396,7 @@ def _delayed(rounds: int, *, merge: str = "replace", summary: str) -> Preset:
 _BESIDE = "a round is trained beside the exchange of the one before"
 PRESETS.register("one_step_delay", partial(_delayed, summary=f"one-step delay: {_BESIDE}"))
 _EAGER = f"eager updates: {_BESIDE}, the own share of it applied at once"
-PRESETS.register("eager", partial(_delayed, merge="eager", summary=_EAGER))
+PRESETS.register("eager", partial(_delayed, method="eager", summary=_EAGER))
 
 
 def _co2(rounds: int) -> Preset:
@@ -352,3 +470,79 @@ def _in_process(rounds: int, *, method: InProcess) -> Preset:
 
 for _name, _method in IN_PROCESS.items():
     PRESETS.register(_name, partial(_in_process, method=_method))
+
+
+# What a run may combine -----------------------------------------------------------------------
+
+
+def wrong_flight(name: str, *, fragments: int, overlap: int) -> tuple[str, int, str, str] | None:
+    """What a preset cannot do with so many rounds in flight over so many fragments: the key, its
+    value, why, and what it should be; None where all is well (R5). Raises ConfigError for an
+    unknown name."""
+    preset = PRESETS[name](SHORT_RUN_ROUNDS)
+    if preset.has_variates or preset.has_own_weights:
+        what = "variates" if preset.has_variates else "chosen elements"
+        why = f"the {what} of {name!r} are of a whole round of the whole model"
+        if overlap > 1:
+            return "overlap", overlap, why, "1"
+        if fragments > 1:
+            return "fragments", fragments, why, "1"
+    elif preset.is_delayed:
+        if overlap == 1:
+            return "overlap", overlap, f"{name!r} trains a round beside the one before", "2"
+        if fragments > 1:
+            return "fragments", fragments, f"each round of {name!r} is about the whole model", "1"
+    elif fragments < overlap:
+        why = f"{overlap} rounds in flight of {name!r} are about different ones"
+        return "fragments", fragments, why, str(overlap)
+    return None
+
+
+def is_paced(name: str) -> bool:
+    """Whether peers choose how many steps a round has. Raises ConfigError for an unknown name."""
+    return PRESETS[name](SHORT_RUN_ROUNDS).is_paced
+
+
+def wrong_then(name: str, later: str, *, fragments: int, overlap: int) -> Iterator[str]:
+    """Why one preset cannot be followed by another in such a run, with what to write instead.
+
+    Raises ConfigError for an unknown name.
+    """
+    both = {one: PRESETS[one](SHORT_RUN_ROUNDS) for one in (name, later)}
+    first, then = both[name], both[later]
+    for one, preset in both.items():
+        if preset.lacks:
+            yield f"no node runs {one!r}, it needs {preset.lacks}; take another preset"
+            return
+        if preset.has_own_weights and name != later:
+            yield (
+                f"replicas of {one!r} have weights of their own, and those of other presets begin "
+                "each round with the anchor; take a preset of that kind for both"
+            )
+            return
+        if preset.has_variates and name != later:
+            yield (
+                f"the variates of {one!r} are of all rounds, and a trainer has them throughout "
+                "or not at all; take a preset without"
+            )
+            return
+    paced = [one for one, preset in both.items() if preset.is_paced]
+    if paced:
+        yield (
+            f"the rounds of {paced[0]!r} are as long as each peer likes, and a run has them of one "
+            "kind throughout; take presets whose rounds have H steps"
+        )
+        return
+    if first.overlap > then.overlap:
+        yield (
+            f"{name!r} trains beside an exchange and {later!r} waits for it; a run goes from "
+            f"waiting to training on: begin with {later!r}"
+        )
+        return
+    if overlap != then.overlap:
+        yield f"{later!r} has {then.overlap} rounds in flight; set [outer] overlap to that"
+        return
+    wrong = wrong_flight(later, fragments=fragments, overlap=overlap)
+    if wrong is not None:
+        key, value, why, instead = wrong
+        yield f"[outer] {key} is {value}, and {why}; set it to {instead}"

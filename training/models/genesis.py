@@ -8,15 +8,17 @@ generator and no transcendental, whose last bit depends on version and processor
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
 
-from protocol.errors import ManifestError
+from protocol import limits
+from protocol.errors import ConfigError, ManifestError
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest
-from training.numeric.registry import Registry
+from training.numeric import Registry
 
 MODEL_FILE = "file"
 """The name of a model that is in a file, which the manifest names by its digest. Every peer has the
@@ -217,3 +219,57 @@ def file_digest(model: ModelSpec) -> str:
 def _spread(fan_in: int) -> float:
     """Half-width of a uniform draw with variance 1 / (3 fan_in); square roots are exact IEEE."""
     return float(np.sqrt(np.float64(1.0 / fan_in)))
+
+
+Value = int | float | str | bool
+"""Of a setting."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """The bytes of a model file, and the path that they were read from, for messages."""
+
+    path: Path
+    source: bytes
+
+    @property
+    def digest(self) -> str:
+        """BLAKE3 of the bytes, hexadecimal."""
+        return blake3(self.source).hexdigest()
+
+
+def read_model_file(path: Path) -> ModelFile:
+    """Read a model file; nothing of it is executed. Raises ConfigError saying what to change."""
+    try:
+        with path.open("rb") as file:
+            source = file.read(limits.MODEL_FILE_BYTES_MAX + 1)
+    except OSError as error:
+        raise ConfigError(f"cannot read the model file {path}: {error.strerror}") from error
+    if len(source) > limits.MODEL_FILE_BYTES_MAX:
+        raise ConfigError(f"the model file {path} is over {limits.MODEL_FILE_BYTES_MAX} bytes")
+    return ModelFile(path, source)
+
+
+def named_model_file(path: Path | None, model: ModelSpec) -> ModelFile:
+    """The file at `path`, if it is the one that the run's manifest names.
+
+    Raises ConfigError without a path or file, ManifestError for another file: both say what to do.
+    """
+    digest = file_digest(model)
+    if path is None:
+        raise ConfigError(
+            f"the run's model is in a file with digest {digest}: ask the founder for it and give "
+            "its path with --model-file; a link never brings code"
+        )
+    file = read_model_file(path)
+    if file.digest != digest:
+        raise ManifestError(
+            f"the model file {path} has digest {file.digest}, the run names {digest}: ask the "
+            "founder for the file; a link never brings code"
+        )
+    return file
+
+
+def build_settings(model: ModelSpec) -> dict[str, Value]:
+    """What `build` of the file is called with."""
+    return {one.name: one.value for one in model.settings if one.name != DIGEST_SETTING}

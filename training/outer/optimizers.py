@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
-from training.kernels import kernels_for
-from training.kernels.lattice import Lattice
-from training.numeric.registry import Registry
+from training.kernels import Lattice, kernels_for
+from training.numeric import Registry
+from training.numeric.arithmetic import Vector
 
-Slots = Mapping[str, NDArray[np.float32]]
+Slots = Mapping[str, Vector]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +37,7 @@ class OuterInfo:
 class OuterStep:
     """The new anchor and the new slot vectors; all are new arrays, or those to write to."""
 
-    anchor_N: NDArray[np.float32]
+    anchor_N: Vector
     slots: Slots
 
 
@@ -53,11 +52,7 @@ class OuterOptimizer(Protocol):
     """Names of the vectors that a step leaves for the next; part of what a joiner downloads."""
 
     def step(
-        self,
-        anchor_N: NDArray[np.float32],
-        aggregate_N: NDArray[np.float32],
-        info: OuterInfo,
-        out: OuterStep | None = None,
+        self, anchor_N: Vector, aggregate_N: Vector, info: OuterInfo, out: OuterStep | None = None
     ) -> OuterStep:
         """The anchor after this round; the inputs are only read.
 
@@ -71,11 +66,7 @@ class StepsOnLattice(Protocol):
     """An OuterOptimizer that decodes and steps at once, where something was compiled for it."""
 
     def step_on_lattice(
-        self,
-        anchor_N: NDArray[np.float32],
-        lattice: Lattice,
-        info: OuterInfo,
-        out: OuterStep,
+        self, anchor_N: Vector, lattice: Lattice, info: OuterInfo, out: OuterStep
     ) -> bool:
         """As `step` on the numbers of `lattice`, to the bit; False, and nothing is done, where that
         one is to be asked."""
@@ -110,11 +101,7 @@ class Staged:
         self.slots: tuple[str, ...] = tuple(dict.fromkeys((*first.slots, *later.slots)))
 
     def step(
-        self,
-        anchor_N: NDArray[np.float32],
-        aggregate_N: NDArray[np.float32],
-        info: OuterInfo,
-        out: OuterStep | None = None,
+        self, anchor_N: Vector, aggregate_N: Vector, info: OuterInfo, out: OuterStep | None = None
     ) -> OuterStep:
         """See OuterOptimizer."""
         rule = self._first if info.round < self._from_round else self._later
@@ -126,14 +113,12 @@ class Staged:
         return step
 
 
-def blank_step(anchor_N: NDArray[np.float32], slots: Iterable[str]) -> OuterStep:
+def blank_step(anchor_N: Vector, slots: Iterable[str]) -> OuterStep:
     """Vectors of any content for a step to be written to."""
     return OuterStep(np.empty_like(anchor_N), {name: np.empty_like(anchor_N) for name in slots})
 
 
-def _momentum(
-    factor: np.float32, aggregate_N: NDArray[np.float32], info: OuterInfo, out: OuterStep
-) -> NDArray[np.float32]:
+def _momentum(factor: np.float32, aggregate_N: Vector, info: OuterInfo, out: OuterStep) -> Vector:
     """mu v + g, with v = 0 before the first step."""
     momentum_N, before_N = out.slots["momentum"], info.slots.get("momentum")
     if before_N is None:
@@ -158,11 +143,7 @@ class Nesterov:
         self._momentum = np.float32(momentum)
 
     def step(
-        self,
-        anchor_N: NDArray[np.float32],
-        aggregate_N: NDArray[np.float32],
-        info: OuterInfo,
-        out: OuterStep | None = None,
+        self, anchor_N: Vector, aggregate_N: Vector, info: OuterInfo, out: OuterStep | None = None
     ) -> OuterStep:
         """See OuterOptimizer."""
         out = out or blank_step(anchor_N, self.slots)
@@ -183,11 +164,7 @@ class Nesterov:
         return out
 
     def step_on_lattice(
-        self,
-        anchor_N: NDArray[np.float32],
-        lattice: Lattice,
-        info: OuterInfo,
-        out: OuterStep,
+        self, anchor_N: Vector, lattice: Lattice, info: OuterInfo, out: OuterStep
     ) -> bool:
         """See StepsOnLattice."""
         before_N, written = info.slots.get("momentum"), (out.anchor_N, out.slots["momentum"])
@@ -219,11 +196,7 @@ class Sgd:
         self._learning_rate = np.float32(learning_rate)
 
     def step(
-        self,
-        anchor_N: NDArray[np.float32],
-        aggregate_N: NDArray[np.float32],
-        info: OuterInfo,
-        out: OuterStep | None = None,
+        self, anchor_N: Vector, aggregate_N: Vector, info: OuterInfo, out: OuterStep | None = None
     ) -> OuterStep:
         """See OuterOptimizer."""
         del info
@@ -235,11 +208,7 @@ class Sgd:
         return out
 
     def step_on_lattice(
-        self,
-        anchor_N: NDArray[np.float32],
-        lattice: Lattice,
-        info: OuterInfo,
-        out: OuterStep,
+        self, anchor_N: Vector, lattice: Lattice, info: OuterInfo, out: OuterStep
     ) -> bool:
         """See StepsOnLattice."""
         del info
@@ -265,11 +234,7 @@ class HeavyBall:
         self._momentum = np.float32(momentum)
 
     def step(
-        self,
-        anchor_N: NDArray[np.float32],
-        aggregate_N: NDArray[np.float32],
-        info: OuterInfo,
-        out: OuterStep | None = None,
+        self, anchor_N: Vector, aggregate_N: Vector, info: OuterInfo, out: OuterStep | None = None
     ) -> OuterStep:
         """See OuterOptimizer."""
         out = out or blank_step(anchor_N, self.slots)
@@ -292,14 +257,10 @@ class Sign:
         self._sgd = Sgd(learning_rate)
 
     def step(
-        self,
-        anchor_N: NDArray[np.float32],
-        aggregate_N: NDArray[np.float32],
-        info: OuterInfo,
-        out: OuterStep | None = None,
+        self, anchor_N: Vector, aggregate_N: Vector, info: OuterInfo, out: OuterStep | None = None
     ) -> OuterStep:
         """See OuterOptimizer."""
-        sign_N: NDArray[np.float32] = np.sign(aggregate_N)
+        sign_N: Vector = np.sign(aggregate_N)
         return self._sgd.step(anchor_N, sign_N, info, out)
 
 

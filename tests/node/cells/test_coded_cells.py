@@ -12,7 +12,7 @@ from protocol.identity import PeerId
 from tests.node.edge import toy_manifest
 from tests.training.test_kernels import compiled, numpy_alone
 from training.compression import CODECS
-from training.compression.int8 import Int8Codec
+from training.compression.blocks import Int8Codec
 from training.outer.optimizers import Nesterov
 
 CELL = 1 << 15

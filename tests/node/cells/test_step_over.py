@@ -8,8 +8,7 @@ import pytest
 
 from node.holdings.shard_store import ShardStore
 from tests.node.cells.test_shard_store import contribution, entry, store_of
-from training.channel.channel_file import ChannelFile, ChannelSpec
-from training.channel.channel_places import AnchorPlaces
+from training.channel.channel_file import AnchorPlaces, ChannelFile, ChannelSpec
 
 NUM_CELLS = 4
 

@@ -12,7 +12,8 @@ from protocol.gram_wire import from_wire
 from protocol.identity import PeerId
 from sim.world.toy_run import CELL_ELEMENTS, toy_run
 from tests.sim.mixed import TIMING
-from training.aggregation import AGGREGATORS, clipping, coefficients_of
+from training.aggregation import AGGREGATORS, coefficients_of
+from training.aggregation import gram_rules as clipping
 from training.numeric import gram
 from training.numeric.gram import wire_form
 

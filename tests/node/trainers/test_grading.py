@@ -4,7 +4,7 @@ import pytest
 
 from node.trainers.grading import SURELY, grading
 from training.compression import CODECS
-from training.compression.graded import GradedCodec
+from training.compression.blocks import GradedCodec
 from training.methods.presets import GRADE_FROM_MBIT
 
 ALL = GradedCodec()

@@ -19,7 +19,7 @@ from sim.world.text_model import TextModel
 from sim.world.toy_run import toy_run
 from sim.world.traced_work import Traced, TracedWork
 from tests.protocol.entry_vectors import WORK
-from training.audits.rerun import NO_START
+from training.audits.traces import NO_START
 from training.compression import ErrorFeedback, make_codec
 
 OWNER = PeerId(bytes([7]) * 32)

@@ -33,8 +33,8 @@ ROOT = Path(__file__).parents[3]
     [
         ("/x/protocol/grid.py cell_root", "hash"),
         ("/x/training/numeric/arithmetic.py squared_norm", "norms"),
-        ("/x/training/compression/int8.py squared_norm", "norms"),
-        ("/x/training/compression/int8.py weighted_sum", "sum"),
+        ("/x/training/compression/blocks.py squared_norm", "norms"),
+        ("/x/training/compression/blocks.py weighted_sum", "sum"),
         ("C:\\x\\node\\shard_store.py reduce", "sum"),
         ("/x/dht/transport/libp2p_session.py send", "send, encrypt"),
         ("/x/dht/transport/libp2p_session.py receive", "receive, decrypt"),

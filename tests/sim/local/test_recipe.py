@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
@@ -8,7 +10,7 @@ from sim.local.main import run_local
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, LocalOptions, then_named
 from sim.local.recipe import local_manifest, model_settings
 from tests.node.builders import peers_named
-from training.loop.stages import make_stages
+from training.methods.stages import make_stages
 from training.models.genesis import genesis_weights, shard_spec
 
 (FOUNDER,) = peers_named(1)
@@ -52,7 +54,8 @@ def test_method_that_follows_is_in_the_manifest(tmp_path, preset, then, overlap,
     assert (f"{later.preset}:{later.from_round}", manifest.outer.overlap) == (then, overlap)
     assert manifest.layout(0).num_fragments == fragments
     steps = manifest.inner.inner_steps
-    stages = make_stages(manifest.outer, steps + 9, fragments)
+    inner = replace(manifest.inner, inner_steps=steps + 9)
+    stages = make_stages(manifest.outer, inner, fragments)
     assert stages.at(4) is not stages.at(5)
 
 

@@ -17,8 +17,7 @@ from sim.methods.virtual_swarm import AsyncSwarm, SampledSwarm
 from tests.training.quadratics import Quadratics, Vector, quadratic_manifest
 from training.loop.diloco import DiLoCo
 from training.loop.replicas import MemorySession, Swarm
-from training.methods.in_process import IN_PROCESS
-from training.methods.presets import PRESETS
+from training.methods.presets import IN_PROCESS, PRESETS
 
 REPLICAS, ROUNDS = 4, 6
 ROUNDS_LONG = 100

@@ -21,7 +21,7 @@ from tests.node.builders import peers_named, toy_manifest
 from tests.sim.applied import Applied
 from tests.sim.worlds import WatchedWorld
 from training.compression import Encoded
-from training.compression.graded import GRADES, GradedCodec
+from training.compression.blocks import GRADES, GradedCodec
 from training.methods.presets import PRESETS
 
 CELLS, PEERS = (2, 1, 3, 1), 5

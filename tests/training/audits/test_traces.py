@@ -17,8 +17,7 @@ from protocol.segments import (
     root_of,
 )
 from tests.training.audits.test_segments import LAYOUT, MANIFEST, state
-from training.audits.rerun import reopen
-from training.audits.traces import StoredCells, TraceFolder, read_trace_names
+from training.audits.traces import StoredCells, TraceFolder, read_trace_names, reopen
 from training.channel.exchange import TraceRoots
 
 SEGMENTS = MANIFEST.audits.segments

@@ -11,8 +11,7 @@ import pytest
 from protocol.errors import ManifestMismatch, RefusedError, TrainerError
 from tests.training.channel.test_frames import CLOCK, CONTRIBUTED, framed, read_all
 from tests.training.replicas import OUTER, small_manifest
-from training.channel.channel_places import AnchorPlaces
-from training.channel.control_pipe import ControlPipe
+from training.channel.channel_file import AnchorPlaces
 from training.channel.exchange import Contribution
 from training.channel.frames import (
     TO_USER,
@@ -27,6 +26,7 @@ from training.channel.trainer_end import (
     ChannelExchange,
     ChannelFile,
     ChannelSpec,
+    ControlPipe,
     channel_spec,
 )
 

@@ -7,7 +7,7 @@ import pytest
 from protocol.errors import TrainerError
 from tests.training.channel.test_channel import Channel, contribution, deliver
 from tests.training.channel.test_frames import CLOCK
-from training.channel.channel_places import AnchorPlaces, PayloadPlaces
+from training.channel.channel_file import AnchorPlaces, PayloadPlaces
 from training.channel.frames import Start
 from training.channel.trainer_end import ChannelExchange, ChannelFile, ChannelSpec
 

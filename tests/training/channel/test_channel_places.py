@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from protocol.errors import TrainerError
-from training.channel.channel_file import ChannelFile, ChannelSpec
-from training.channel.channel_places import AnchorPlaces, PayloadPlaces
+from training.channel.channel_file import AnchorPlaces, ChannelFile, ChannelSpec, PayloadPlaces
 
 NUMEL, SLOT_BYTES = 1 << 18, 1 << 16
 SPEC = ChannelSpec(run=bytes(32), fragment_numels=(NUMEL,), slot_bytes=SLOT_BYTES, slots=1)

@@ -6,8 +6,14 @@ import pytest
 
 from protocol import errors
 from protocol.errors import BarnraiseError, ManifestMismatch, RefusedError
-from training.channel.failure import error_of, failure_frame
-from training.channel.frames import TO_USER, Failed, FrameReader, pack_frame
+from training.channel.frames import (
+    TO_USER,
+    Failed,
+    FrameReader,
+    error_of,
+    failure_frame,
+    pack_frame,
+)
 
 KINDS = [
     kind

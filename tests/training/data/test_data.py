@@ -15,11 +15,11 @@ from training.data.corpus import (
     BlockDataset,
     lease_samples,
     open_corpus,
+    permute,
     pin_corpus,
     read_stdlib,
     stdlib_files,
 )
-from training.data.permutation import permute
 
 CONTEXT = 64
 LIBRARY = Path(sysconfig.get_path("stdlib"))

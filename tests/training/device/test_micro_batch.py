@@ -12,8 +12,13 @@ from protocol.manifest import ModelSpec, RunManifest
 from tests.training.devices import BFLOAT16_ON_CPU, SCARCE
 from tests.training.replicas import random_windows, small_manifest
 from training.device.device import open_device
-from training.device.inner import accumulate_gradient, batch_loss, make_optimizer
-from training.device.micro_batch import MicroBatch, is_out_of_memory
+from training.device.inner import (
+    MicroBatch,
+    accumulate_gradient,
+    batch_loss,
+    is_out_of_memory,
+    make_optimizer,
+)
 from training.loop.diloco import DiLoCo
 from training.loop.replicas import Swarm
 from training.models.building import Gpt, write_fragment

@@ -11,10 +11,15 @@ from torch import Tensor, nn
 
 from protocol.errors import ConfigError, StateError
 from tests.training.replicas import INNER, small_manifest
-from training.device.inner import accumulate_gradient, apply_gradient, make_optimizer
-from training.evaluation.generation import generate, sample_text
-from training.evaluation.sampling import Sampling
-from training.loop.evaluation import finite_loss, validation_loss
+from training.device.inner import (
+    accumulate_gradient,
+    apply_gradient,
+    finite_loss,
+    make_optimizer,
+    validation_loss,
+)
+from training.evaluation import Sampling
+from training.evaluation.yardstick import generate, sample_text
 from training.models.building import build_model
 
 

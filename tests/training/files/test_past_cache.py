@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 from safetensors.numpy import load, save
 
-from training.files import past_cache
-from training.files.durable import SYSTEM_FILES, in_blocks, replace_durably
-from training.files.past_cache import BLOCK_BYTES, DIRECT_BYTES_MIN, PastCache
-from training.files.safetensors_form import file_parts
+from training.files import durable as past_cache
+from training.files.durable import (
+    BLOCK_BYTES,
+    DIRECT_BYTES_MIN,
+    SYSTEM_FILES,
+    PastCache,
+    in_blocks,
+    replace_durably,
+)
+from training.files.state import file_parts
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -23,9 +24,9 @@ from training.files.state import (
     OUTER_FILE,
     CheckpointMeta,
     ShardState,
+    checkpoint_folders,
     checkpoint_name,
     load_checkpoint,
-    load_latest,
     save_checkpoint,
 )
 
@@ -58,7 +59,11 @@ def load(path, *, spec=SPEC, run=RUN, slots=SLOTS):
 
 
 def latest(folder):
-    return load_latest(folder, SPEC, run=RUN, slots=SLOTS)
+    """The first that is whole, as whoever starts tries them."""
+    for path in checkpoint_folders(folder):
+        with suppress(CheckpointError):
+            return load(path)
+    return None
 
 
 def equal(ours, theirs):

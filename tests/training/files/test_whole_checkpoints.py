@@ -6,9 +6,8 @@ import pytest
 
 from protocol.errors import CheckpointError, ConfigError
 from tests.node.state_run import StateRun, write_state
-from training.files import whole_checkpoints
-from training.files.state import load_checkpoint
-from training.files.whole_checkpoints import every_whole, newest_whole, sealed_round
+from training.files import state as whole_checkpoints
+from training.files.state import every_whole, load_checkpoint, newest_whole, sealed_round
 
 
 @pytest.fixture

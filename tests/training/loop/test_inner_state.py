@@ -15,7 +15,8 @@ from tests.training.replicas import small_manifest
 from training.channel.exchange import Contribution
 from training.files.durable import WRITING
 from training.files.tensor_file import TensorFile, read_tensors, write_tensors
-from training.loop.inner_state import InnerFolder, InnerState, anchor_digest
+from training.loop.inner_state import InnerFolder, InnerState
+from training.methods.method import anchor_digest
 
 MANIFEST = small_manifest()
 (NUMEL,) = MANIFEST.layout(0).fragment_numels

@@ -4,10 +4,16 @@ import numpy as np
 import pytest
 
 from tests.training.loop.test_inner_state import state, store, vector
+from tests.training.methods.test_method import method
 from training.channel.exchange import RunClock, RunStart
-from training.loop.recall import recall
+from training.loop.inner_state import recall
 
 OURS, THEIRS = b"ours", b"theirs"
+
+
+def method_of(overlap: int):
+    name = "in_flight" if overlap > 1 else "diloco"
+    return method(name, inner_steps=10, fragments=1, overlap=overlap)
 
 
 def recalled(folder, *, kept: bytes, bases: tuple[bytes, ...], sealed: int, overlap: int):
@@ -18,7 +24,7 @@ def recalled(folder, *, kept: bytes, bases: tuple[bytes, ...], sealed: int, over
     start = RunStart(
         anchors=(vector(4),), clock=clock, lease=((0, 1),), since=3, listed=(4,), bases=bases
     )
-    return recall(inner, start, overlap=overlap)
+    return recall(inner, start, method_of(overlap))
 
 
 @pytest.mark.parametrize("overlap", [1, 2])
@@ -55,7 +61,7 @@ def test_residual_is_void_behind_a_round_of_which_nobody_tells_what_became_of_it
         since=since,
         listed=(2,),
     )
-    found = recall(inner, start, overlap=2)
+    found = recall(inner, start, method_of(2))
     assert found is not None
     assert found.residuals is not None
     (residual_N,) = found.residuals

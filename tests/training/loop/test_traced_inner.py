@@ -20,8 +20,7 @@ from protocol.segments import (
 )
 from tests.training.replicas import INNER, OUTER, small_manifest
 from tests.training.solo import MOMENTS_TO_DIE, Solo
-from training.audits.rerun import NO_START, AuditTask, reopen, rerun, run_audit
-from training.audits.traces import StoredCells
+from training.audits.traces import NO_START, AuditTask, StoredCells, reopen, rerun, run_audit
 from training.channel.exchange import Contribution, TraceRoots
 from training.channel.frames import Audit, Reopen
 from training.device.inner import make_optimizer
@@ -252,7 +251,7 @@ def test_end_that_no_decoder_takes_is_one_that_nobody_can_have_sent(tmp_path, se
             raise DecodeError("a scale that nobody sends")
 
     trial = Trial(tmp_path, seed)
-    monkeypatch.setattr("training.audits.rerun.make_feedback", lambda _: Refusing())
+    monkeypatch.setattr("training.audits.traces.make_feedback", lambda _: Refusing())
     assert trial.again(2, SEGMENTS) == NO_START
 
 

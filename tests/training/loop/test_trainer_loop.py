@@ -11,7 +11,6 @@ from protocol.errors import ConfigError, StateError, TrainerError
 from protocol.grid import EMPTY_ROOT
 from tests.training.disk_run import write_run
 from tests.training.replicas import INNER
-from training.channel.control_pipe import ControlPipe
 from training.channel.exchange import RunClock, RunStart
 from training.channel.frames import (
     FROM_TRAINER,
@@ -25,7 +24,7 @@ from training.channel.frames import (
     Validation,
     pack_frame,
 )
-from training.channel.trainer_end import ChannelExchange, ChannelFile, channel_spec
+from training.channel.trainer_end import ChannelExchange, ChannelFile, ControlPipe, channel_spec
 from training.data.corpus import open_corpus
 from training.loop.trainer_loop import (
     VALIDATION_WINDOWS,

@@ -14,8 +14,13 @@ from tests.training.replicas import random_windows, small_manifest
 from training.device.inner import accumulate_gradient, make_optimizer
 from training.loop.diloco import DiLoCo
 from training.loop.replicas import MemorySession, Swarm
-from training.models.building import build_model, read_fragment
-from training.models.model_checks import check_optimizer, check_parameters, unwrapped
+from training.models.building import (
+    build_model,
+    check_optimizer,
+    check_parameters,
+    read_fragment,
+    unwrapped,
+)
 
 Bend = Callable[[Any], object]
 

@@ -23,11 +23,15 @@ from protocol.errors import ConfigError, ManifestError, ManifestMismatch
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest, Setting
 from tests.training.replicas import small_manifest
-from training.models.building import build_model
-from training.models.genesis import file_initial, genesis_weights
-from training.models.model_checks import model_tensors
-from training.models.model_file import ModelFile, build_settings, named_model_file, read_model_file
-from training.models.model_from_file import build_from_file, check_forward
+from training.models.building import build_from_file, build_model, check_forward, model_tensors
+from training.models.genesis import (
+    ModelFile,
+    build_settings,
+    file_initial,
+    genesis_weights,
+    named_model_file,
+    read_model_file,
+)
 
 SOURCE = """
 from __future__ import annotations

@@ -21,8 +21,8 @@ from training.device.inner import (
     load_optimizer_tensors,
     make_optimizer,
     optimizer_tensors,
+    validation_loss,
 )
-from training.loop.evaluation import validation_loss
 from training.models.building import MODELS, build_model, read_fragment, write_fragment
 from training.models.genesis import SCHEMAS, cut, genesis_weights, shard_spec
 
@@ -114,7 +114,7 @@ def test_genesis_refuses_a_shard_that_is_not_the_model_s() -> None:
 def test_genesis_and_the_numpy_seams_load_no_torch() -> None:
     modules = (
         *("models.genesis", "numeric.arithmetic", "aggregation", "compression", "outer"),
-        *("loop.schedule", "loop.merge"),
+        *("methods.method", "methods.presets"),
     )
     code = "import sys\n" + "".join(f"import training.{module}\n" for module in modules)
     command = [sys.executable, "-c", code + "assert 'torch' not in sys.modules"]

@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from protocol.gram_wire import LOWEST_BIT, from_wire, wire_bytes
 from training import kernels
 from training.numeric import gram
-from training.numeric.arithmetic import weighted_sum
-from training.numeric.fixed_order import dominant, eigen, product
+from training.numeric.arithmetic import dominant, eigen, product, weighted_sum
 
 PEERS, CELL = 5, 512
 

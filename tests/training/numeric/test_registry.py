@@ -1,7 +1,7 @@
 import pytest
 
 from protocol.errors import ConfigError
-from training.numeric.registry import Registry
+from training.numeric import Registry
 
 
 def test_registry_gives_factories_by_name_in_sorted_order() -> None:

@@ -11,21 +11,29 @@ N elements of a fragment
 
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+from typing_extensions import override
 
 from protocol.errors import ConfigError
 from protocol.manifest import RunManifest
+from training.channel.exchange import Outcome, RunStart
 from training.compression import DrawsLots, common_lots, make_codec
+from training.methods.method import METHODS, Method, Vector
 
-Vector = NDArray[np.float32]
+if TYPE_CHECKING:
+    from torch import nn
 
 
-class OwnWeights:
-    """What rounds are about, of one shard."""
+class Sparta(Method):
+    """What rounds are about, of one shard. Own weights go on behind the round that they were handed
+    over in, whatever came of it."""
 
-    def __init__(self, manifest: RunManifest, shard: int) -> None:
+    @override
+    def begin_run(
+        self, model: "nn.Module", manifest: RunManifest, start: RunStart, shard: int
+    ) -> None:
         """Raise ConfigError for a manifest whose codec chooses nothing by lot."""
         codec = make_codec(manifest.outer)
         if not isinstance(codec, DrawsLots):
@@ -33,11 +41,29 @@ class OwnWeights:
             raise ConfigError(f"replicas with own weights draw elements by lot, and {name!r} none")
         self._codec, self._numels = codec, manifest.layout(shard).cell_numels
 
+    @override
+    def continued(self, later: Method) -> Method:
+        return self
+
+    @override
     def lots(self, round_index: int) -> Callable[[int], bytes]:
-        """By cell what all draw in a round."""
         return partial(common_lots, round_index)
 
-    def taken(self, round_index: int, fragment: int, local_N: Vector, anchor_N: Vector) -> Vector:
+    @override
+    def take_in(
+        self, round_index: int, outcome: Outcome, local: Callable[[], Vector], sent_N: Vector | None
+    ) -> Vector:
+        fragment = round_index % self._num_fragments
+        return self.weights_behind(round_index, fragment, local(), outcome.anchor_N)
+
+    @override
+    def keeps_weights(self, fragment: int, contributed: int) -> bool:
+        return True
+
+    @override
+    def weights_behind(
+        self, round_index: int, fragment: int, local_N: Vector, anchor_N: Vector
+    ) -> Vector:
         """The weights of a replica behind a round that led to this anchor; new memory."""
         lots = self.lots(round_index)
         is_drawn_N = np.concatenate(
@@ -45,3 +71,6 @@ class OwnWeights:
         )
         taken_N: Vector = np.where(is_drawn_N, anchor_N, local_N)
         return taken_N
+
+
+METHODS.register("sparta", Sparta)

@@ -12,7 +12,8 @@ from tests.training.replicas import INNER, OUTER, small_manifest
 from tests.training.solo import MOMENTS_TO_DIE, Solo
 from training.channel.exchange import Contribution, Outcome, RunClock, RunStart
 from training.loop.inner_state import InnerFolder
-from training.loop.scaffold import Variates
+from training.methods.method import MethodSetting, Pace
+from training.methods.scaffold import Scaffold
 
 REPLICAS, ROUNDS, STEPS = 3, 8, 5
 ABSENT = frozenset({(2, 1), (3, 1), (5, 0), (5, 2)})
@@ -65,11 +66,15 @@ def clock(index: int, manifest: RunManifest, listed: int = REPLICAS) -> RunClock
     return RunClock(round=index, step=index * steps, tokens=index * listed * steps * 4 * 8)
 
 
-def variates_at(manifest: RunManifest, index: int, anchor_N: np.ndarray) -> Variates:
+def variates_at(manifest: RunManifest, index: int, anchor_N: np.ndarray) -> Scaffold:
     start = RunStart(
         anchors=(anchor_N,), clock=clock(index, manifest), lease=((0, 1),), members=REPLICAS
     )
-    return Variates(Vector(), manifest, start)
+    pace = Pace(manifest.inner)
+    setting = MethodSetting(spec=manifest.outer, inner=manifest.inner, num_fragments=1, pace=pace)
+    scaffold = Scaffold(setting)
+    scaffold.begin_run(Vector(), manifest, start, 0)
+    return scaffold
 
 
 def outcome_of(
@@ -88,14 +93,14 @@ def test_latecomer_has_the_common_variate_of_all_after_one_round_of_all(seed: in
     manifest, anchors = quadratic_manifest("scaffold", rounds=ROUNDS), anchors_of(seed, 4)
     old, new = variates_at(manifest, 0, anchors[0]), variates_at(manifest, 2, anchors[2])
     for index in (1, 2):
-        old.contributed(anchors[0])
-        old.settled(outcome_of(manifest, index, anchors[index]))
+        old.record_drift(anchors[0])
+        old.settle(outcome_of(manifest, index, anchors[index]))
     assert (old.common_N is None, new.common_N is None) == (False, True)
     expected_N = (anchors[2] - anchors[3]) / np.float32(10 * 0.05)
     found = []
     for variates in (old, new):
-        variates.contributed(anchors[0])
-        variates.settled(outcome_of(manifest, 3, anchors[3]))
+        variates.record_drift(anchors[0])
+        variates.settle(outcome_of(manifest, 3, anchors[3]))
         assert variates.common_N is not None
         assert np.allclose(variates.common_N, expected_N, rtol=1e-5)
         found.append(variates.common_N.tobytes())
@@ -106,9 +111,9 @@ def test_latecomer_has_the_common_variate_of_all_after_one_round_of_all(seed: in
 def test_own_variate_is_taken_over_with_the_seal_alone(seed: int, listed: bool) -> None:
     manifest, anchors = quadratic_manifest("scaffold", rounds=ROUNDS), anchors_of(seed, 3)
     variates = variates_at(manifest, 0, anchors[0])
-    variates.contributed(anchors[2])
+    variates.record_drift(anchors[2])
     assert variates.own_N is None, "not before the outcome"
-    variates.settled(outcome_of(manifest, 1, anchors[1], listed=listed))
+    variates.settle(outcome_of(manifest, 1, anchors[1], listed=listed))
     assert (variates.own_N is not None) == listed
     assert variates.common_N is not None, "what others were listed with counts"
 
@@ -117,11 +122,11 @@ def test_missed_rounds_and_a_resync_begin_with_no_correction(seed: int) -> None:
     manifest, anchors = quadratic_manifest("scaffold", rounds=ROUNDS), anchors_of(seed, 4)
     for index, is_resync in ((2, True), (3, False)):
         variates = variates_at(manifest, 0, anchors[0])
-        variates.contributed(anchors[3])
-        variates.settled(outcome_of(manifest, 1, anchors[1]))
-        variates.contributed(anchors[3])
+        variates.record_drift(anchors[3])
+        variates.settle(outcome_of(manifest, 1, anchors[1]))
+        variates.record_drift(anchors[3])
         outcome = outcome_of(manifest, index, anchors[2])
-        variates.settled(replace(outcome, is_resync=is_resync))
+        variates.settle(replace(outcome, is_resync=is_resync))
         assert variates.own_N is None
         assert variates.common_N is None
 
@@ -129,12 +134,12 @@ def test_missed_rounds_and_a_resync_begin_with_no_correction(seed: int) -> None:
 def test_round_of_nobody_changes_no_variate(seed: int) -> None:
     manifest, anchors = quadratic_manifest("scaffold", rounds=ROUNDS), anchors_of(seed, 2)
     variates = variates_at(manifest, 0, anchors[0])
-    variates.contributed(anchors[1])
-    variates.settled(outcome_of(manifest, 1, anchors[1]))
+    variates.record_drift(anchors[1])
+    variates.settle(outcome_of(manifest, 1, anchors[1]))
     common_N = variates.common_N
     empty = replace(clock(2, manifest), tokens=clock(1, manifest).tokens)
     outcome = outcome_of(manifest, 2, anchors[1], listed=False)
-    variates.settled(replace(outcome, clock=empty))
+    variates.settle(replace(outcome, clock=empty))
     assert common_N is variates.common_N
     assert common_N is not None
 
@@ -168,10 +173,10 @@ def solo_manifest() -> RunManifest:
 def kept_bits(solo: Solo) -> tuple[bytes | None, ...]:
     state = InnerFolder(solo.folder, solo.manifest).newest(solo.manifest.rounds)
     assert state is not None
-    assert state.variates is not None
-    kept = state.variates
-    vectors = (kept.own_N, kept.own_after_N, kept.common_N, kept.anchor_N)
-    return tuple(None if x_N is None else x_N.tobytes() for x_N in vectors)
+    assert state.notes.words["variates"]
+    vectors = state.notes.vectors
+    names = (f"variates/{name}" for name in ("own_N", "own_after_N", "common_N", "anchor_N"))
+    return tuple(vectors[name].tobytes() if name in vectors else None for name in names)
 
 
 @pytest.mark.parametrize("listed", [True, False])

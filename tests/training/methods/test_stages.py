@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec, RunManifest, ThenSpec
 from tests.training.in_flight_run import MOMENTS_TO_DIE, InFlightRun
-from tests.training.replicas import OUTER, random_windows
+from tests.training.replicas import INNER, OUTER, random_windows
 from tests.training.test_one_step_delay import ROUNDS, STEPS, drifts_of, manifest_of
 from training.device.inner import accumulate_gradient, make_optimizer
 from training.loop.diloco import DiLoCo
 from training.loop.replicas import MemorySession, Swarm, run_replicas
-from training.loop.stages import make_stages, wrong_then
+from training.methods.presets import wrong_then
+from training.methods.stages import make_stages
 from training.models.building import build_model
 from training.models.genesis import genesis_weights, shard_spec
 from training.outer.optimizers import OuterInfo, make_outer
@@ -177,10 +178,10 @@ def test_methods_that_do_not_follow_each_other_are_refused(
     spec = replace(OUTER, preset=name, overlap=overlap, then=(replace(THEN, preset=later),))
     if why is None:
         assert lines == []
-        stages = make_stages(spec, 3, fragments)
+        stages = make_stages(spec, INNER, fragments)
         assert stages.at(FROM - 1) is stages.first is not stages.at(FROM)
         return
     assert len(lines) == 1
     assert why in lines[0]
     with pytest.raises(ConfigError, match="then: "):
-        make_stages(spec, 3, fragments)
+        make_stages(spec, INNER, fragments)

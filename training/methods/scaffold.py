@@ -17,113 +17,90 @@ near that of the others by the factor 1 - |S| / M a round, which is zero where a
 |S| is counted by sealed tokens (R9): a whole contribution has a fixed number of them.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
+from typing_extensions import override
 
 from protocol.manifest import RunManifest
 from training.channel.exchange import Outcome, RunClock, RunStart
 from training.device.inner import learning_rate
+from training.methods.method import METHODS, Method, MethodNotes, Vector
 from training.models.building import tokens_per_sample
 
-Weights = NDArray[np.float32]
+_SHARES = "variates"
+_OWN, _OWN_AFTER, _COMMON, _ANCHOR = (
+    f"{_SHARES}/{name}" for name in ("own_N", "own_after_N", "common_N", "anchor_N")
+)
+"""In the file of a round: what was sealed before it and how many had a seat in it, both variates,
+the own one as it is if the round is sealed with it, and the anchor that the round began with. The
+last and the first together with the next anchor give the next c. A variate of zero is left out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeptVariates:
-    """What a trainer must know again of a round that it contributed to; None stands for zero.
-
-    `anchor_N` is what the round began with, `tokens` what was sealed before it, `members` how many
-    had a seat in it: together with the next anchor they give the next c.
-    """
-
-    own_N: Weights | None
-    own_after_N: Weights | None
-    common_N: Weights | None
-    anchor_N: Weights
-    tokens: int
-    members: int
-
-
-class NoVariates:
-    """Of methods that have none; what each call is for, `Variates` says."""
-
-    def correct(self, step: int) -> None:
-        """No correction."""
-
-    def contributed(self, drift_N: Weights) -> None:
-        """Nothing to learn."""
-
-    def reopen(self, kept: KeptVariates | None) -> None:
-        """Nothing was kept."""
-
-    def kept(self) -> KeptVariates | None:
-        """Nothing is kept."""
-        return None
-
-    def settled(self, outcome: Outcome) -> None:
-        """Nothing to take over."""
-
-    def take_up(self, kept: KeptVariates | None, round_index: int, start: RunStart) -> None:
-        """Nothing was kept."""
-
-
-class Variates(NoVariates):
+class Scaffold(Method):
     """The variates of one trainer, of a run in one fragment with one round in flight."""
 
-    def __init__(
-        self, model: nn.Module, manifest: RunManifest, start: RunStart, shard: int = 0
+    @override
+    def begin_run(
+        self, model: nn.Module, manifest: RunManifest, start: RunStart, shard: int
     ) -> None:
         named, spec = dict(model.named_parameters()), manifest.shards[shard]
         self._parameters = [named[spec.tensors[i].name] for i in spec.fragments[0]]
         self._manifest = manifest
         inner = manifest.inner
         self._tokens_each = inner.inner_steps * inner.batch * tokens_per_sample(manifest)
-        self._own_N: Weights | None = None
-        self._own_after_N: Weights | None = None
-        self._common_N: Weights | None = None
+        self._own_N: Vector | None = None
+        self._own_after_N: Vector | None = None
+        self._common_N: Vector | None = None
         self._begin(start.anchors[0], start.clock, start.members)
 
+    @override
+    def continued(self, later: Method) -> Method:
+        return self
+
     @property
-    def own_N(self) -> Weights | None:
+    def own_N(self) -> Vector | None:
         """c_r; None stands for zero."""
         return self._own_N
 
     @property
-    def common_N(self) -> Weights | None:
+    def common_N(self) -> Vector | None:
         """c; None stands for zero."""
         return self._common_N
 
-    def correct(self, step: int) -> None:
-        """What an inner step of that number (of the run) lacks; called behind it."""
+    @override
+    def after_step(self, rate_step: int) -> None:
+        """What the step lacks."""
         with torch.no_grad():
             for parameter, offset in zip(self._parameters, self._offsets, strict=False):
-                parameter.sub_(offset, alpha=learning_rate(self._manifest, step))
+                parameter.sub_(offset, alpha=learning_rate(self._manifest, rate_step))
 
-    def contributed(self, drift_N: Weights) -> None:
-        """The round's steps are done: `drift_N` is anchor minus working weights."""
+    @override
+    def record_drift(self, drift_N: Vector) -> None:
         mean_N = drift_N / self._rates()
         self._own_after_N = mean_N - _difference(self._common_N, self._own_N, mean_N)
 
-    def reopen(self, kept: KeptVariates | None) -> None:
-        """The same, as the process before us kept it."""
-        self._own_after_N = None if kept is None else kept.own_after_N
-
-    def kept(self) -> KeptVariates:
-        """For the disk, before the contribution leaves."""
-        return KeptVariates(
-            own_N=self._own_N,
-            own_after_N=self._own_after_N,
-            common_N=self._common_N,
-            anchor_N=self._anchor_N,
-            tokens=self._clock.tokens,
-            members=self._members,
+    @override
+    def notes(self) -> MethodNotes:
+        found = {
+            _OWN: self._own_N,
+            _OWN_AFTER: self._own_after_N,
+            _COMMON: self._common_N,
+            _ANCHOR: self._anchor_N,
+        }
+        return MethodNotes(
+            words={_SHARES: f"{self._clock.tokens} {self._members}"},
+            vectors={name: x_N for name, x_N in found.items() if x_N is not None},
         )
 
-    def settled(self, outcome: Outcome) -> None:
+    @override
+    def reopen(self, notes: MethodNotes) -> None:
+        self._own_after_N = notes.vectors.get(_OWN_AFTER)
+
+    @override
+    def settle(self, outcome: Outcome) -> None:
         """The round is over. What was contributed before a resync is forgotten, c with it."""
         is_next = outcome.clock.round == self._clock.round + 1
         if outcome.is_resync or not is_next:
@@ -134,27 +111,30 @@ class Variates(NoVariates):
             self._share_in(outcome.anchor_N, outcome.clock)
         self._begin(outcome.anchor_N, outcome.clock, outcome.members)
 
-    def take_up(self, kept: KeptVariates | None, round_index: int, start: RunStart) -> None:
-        """What the process before us kept of a round: the one in hand, or the one before it."""
+    @override
+    def take_up(self, notes: MethodNotes, round_index: int, start: RunStart) -> None:
+        """A file of the round in hand, or of the one before it."""
+        kept = _whole(notes)
         if kept is None:
             return
         if start.clock.round - round_index not in (0, 1) or start.since > round_index:
             return
-        self._own_N, self._common_N = kept.own_N, kept.common_N
+        vectors, tokens, members = kept
+        self._own_N, self._common_N = vectors.get(_OWN), vectors.get(_COMMON)
         if start.clock.round == round_index:
             self._begin(start.anchors[0], start.clock, start.members)
             return
-        before = RunClock(round=round_index, step=self._step_before(start), tokens=kept.tokens)
-        self._begin(kept.anchor_N, before, kept.members)
+        before = RunClock(round=round_index, step=self._step_before(start), tokens=tokens)
+        self._begin(vectors[_ANCHOR], before, members)
         if round_index in start.listed:
-            self._own_N = kept.own_after_N
+            self._own_N = vectors.get(_OWN_AFTER)
         self._share_in(start.anchors[0], start.clock)
         self._begin(start.anchors[0], start.clock, start.members)
 
     def _step_before(self, start: RunStart) -> int:
         return start.clock.step - self._manifest.inner.inner_steps
 
-    def _begin(self, anchor_N: Weights, clock: RunClock, members: int) -> None:
+    def _begin(self, anchor_N: Vector, clock: RunClock, members: int) -> None:
         # A copy: an anchor is good until the contribution leaves, and this is asked for behind it.
         self._anchor_N, self._clock, self._members = anchor_N.copy(), clock, members
         self._own_after_N = None
@@ -168,7 +148,7 @@ class Variates(NoVariates):
             self._offsets.append(part.reshape(parameter.shape).to(parameter.device))
             start += parameter.numel()
 
-    def _share_in(self, anchor_N: Weights, clock: RunClock) -> None:
+    def _share_in(self, anchor_N: Vector, clock: RunClock) -> None:
         """c behind the round in hand, which led to `anchor_N`."""
         tokens = clock.tokens - self._clock.tokens
         share = np.float32(min(1.0, tokens / (self._tokens_each * max(1, self._members))))
@@ -187,7 +167,18 @@ class Variates(NoVariates):
         return np.float32(sum(learning_rate(self._manifest, step) for step in steps))
 
 
-def _difference(minuend: Weights | None, subtrahend: Weights | None, like: Weights) -> Weights:
+METHODS.register("scaffold", Scaffold)
+
+
+def _whole(notes: MethodNotes) -> tuple[Mapping[str, Vector], int, int] | None:
+    """Vectors, tokens and members; None of a run that had no variates."""
+    if _SHARES not in notes.words or _ANCHOR not in notes.vectors:
+        return None
+    tokens, members = map(int, notes.words[_SHARES].split())
+    return notes.vectors, tokens, members
+
+
+def _difference(minuend: Vector | None, subtrahend: Vector | None, like: Vector) -> Vector:
     if minuend is None:
         return np.zeros_like(like) if subtrahend is None else -subtrahend
     return minuend if subtrahend is None else minuend - subtrahend

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from torch import nn
 
 from node.settings.check import check_run_file
 from node.settings.costs import costs_of
@@ -22,7 +23,9 @@ from training.compression import (
     result_codec,
 )
 from training.compression.seeded import RandomMaskCodec
-from training.loop.own_weights import OwnWeights
+from training.loop.replicas import Swarm
+from training.methods.sparta import Sparta
+from training.methods.stages import make_method
 
 REPLICAS, ROUNDS, STEPS, RATE = 3, 40, 5, 0.05
 ABSENT = frozenset({(2, 1), (3, 1), (5, 0), (5, 2), (7, 0), (7, 1), (7, 2)})
@@ -42,16 +45,23 @@ def sparta(manifest: RunManifest, density: float = 0.25) -> RunManifest:
     return replace(manifest, outer=outer)
 
 
+def own_of(manifest: RunManifest) -> Sparta:
+    method = make_method(manifest.outer, manifest.inner, 1)
+    assert isinstance(method, Sparta)
+    method.begin_run(nn.Module(), manifest, Swarm(manifest, 1).sessions()[0].start, 0)
+    return method
+
+
 def reference(quadratics: Quadratics, manifest: RunManifest, absent: frozenset[tuple[int, int]]):
     """Sparse parameter averaging, in float64; the mask is the run's."""
-    own = OwnWeights(manifest, 0)
+    own = own_of(manifest)
     x_RD, anchor_D = np.ones((REPLICAS, DIMENSIONS)), np.ones(DIMENSIONS)
     yes_N, no_N = np.ones(DIMENSIONS, np.float32), np.zeros(DIMENSIONS, np.float32)
     for index in range(ROUNDS):
         for r in range(REPLICAS):
             for _ in range(STEPS):
                 x_RD[r] -= RATE * quadratics.gradient(r, x_RD[r])
-        drawn_D = own.taken(index, 0, no_N, yes_N) == 1
+        drawn_D = own.weights_behind(index, 0, no_N, yes_N) == 1
         listed = [r for r in range(REPLICAS) if (index, r) not in absent]
         if listed:
             anchor_D[drawn_D] = x_RD[listed].mean(axis=0)[drawn_D]
@@ -93,12 +103,12 @@ def test_what_a_replica_sends_of_each_cell_is_what_it_then_takes(seed: int) -> N
     manifest = sparta(small_manifest(inner=INNER, outer=OUTER))
     (numels,) = manifest.layout(0).cell_numels
     assert len(numels) > 1
-    own, numel = OwnWeights(manifest, 0), sum(numels)
+    own, numel = own_of(manifest), sum(numels)
     drift_N = np.random.default_rng(seed).normal(size=numel).astype(np.float32)
     payloads = make_feedback(manifest).encode(drift_N, lots=own.lots(4)).payloads
     sent_N = join_cells(make_codec(manifest.outer), payloads, numels)
     yes_N, no_N = np.ones(numel, np.float32), np.zeros(numel, np.float32)
-    drawn_N = own.taken(4, 0, no_N, yes_N) == 1
+    drawn_N = own.weights_behind(4, 0, no_N, yes_N) == 1
     assert np.array_equal(sent_N != 0, drawn_N)
     width = numels[1]
     assert not np.array_equal(drawn_N[:width], drawn_N[numels[0] :][:width]), "cells draw apart"
@@ -114,9 +124,7 @@ def test_a_founder_s_manifest_with_another_codec_is_an_error_of_ours() -> None:
     """Nobody's `check` saw it."""
     manifest = sparta(small_manifest(inner=INNER, outer=OUTER))
     with pytest.raises(ConfigError, match="and 'fp16' none"):
-        OwnWeights(
-            replace(manifest, outer=replace(manifest.outer, codec="fp16", codec_settings=())), 0
-        )
+        own_of(replace(manifest, outer=replace(manifest.outer, codec="fp16", codec_settings=())))
 
 
 def test_what_nobody_drew_has_no_result(seed: int) -> None:
