@@ -50,7 +50,7 @@ from node.state_transfer.state_streams import StateParts
 from node.status.board import EventLog
 from node.trainers.attached_trainer import Attachment
 from node.trainers.model_file import kept_model_file
-from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
+from node.trainers.trainer import OpenTrainer, TrainerConfig, open_trainer
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer

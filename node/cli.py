@@ -20,9 +20,8 @@ from node.processes.interrupts import (
     end_now,
     handling,
 )
-from node.reporting.json_text import json_text
-from node.reporting.output import Output, take_standard_streams
-from node.reporting.shown import shown
+from node.text.shown import json_text, shown
+from node.text.streams import Output, take_standard_streams
 from training.channel.child_process import ONE_BLAS_THREAD
 
 
@@ -34,12 +33,9 @@ def main() -> None:
     with handling(end_at_once):
         from node.commands import (  # noqa: F401 - they register
             credit,
-            demo,
-            evidence,
             founding,
             inviting,
             looking,
-            meeting,
             methods,
             using,
         )

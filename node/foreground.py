@@ -19,15 +19,14 @@ from node.peers.joining import Target, join_patiently, join_run
 from node.peers.listening import transport_config
 from node.peers.neighbours import look_around, says_so
 from node.processes.loop import run_loop
-from node.reporting.countdown import Countdown
 from node.reporting.logs import Logs, start_logging
 from node.reporting.people import (
+    Countdown,
     Occasion,
     PeopleLog,
     say,
     what_joining_means,
 )
-from node.reporting.terminal import people_console
 from node.reporting.trace_file import tracing
 from node.running import RunContext, run_node
 from node.settings.node_file import node_config, read_node_file
@@ -38,6 +37,7 @@ from node.state.psk import check_private
 from node.state.run_store import found_or_resume
 from node.state.stored_manifest import make_run_folder
 from node.status.board import EventLog, StatusBoard
+from node.text.terminal import people_console
 from protocol.errors import BarnraiseError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from node.config import LISTEN_DEFAULT
 from node.network_child import NOTHING_MORE, NetworkChild
 from node.peers.join_variable import JOIN_VARIABLE
-from node.reporting.shown import shown
 from node.state.folder import default_state
+from node.text.shown import shown
 from protocol.errors import ConfigError, TrainerError
 from protocol.manifest import RunManifest
 from training.channel.exchange import (

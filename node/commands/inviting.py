@@ -1,4 +1,7 @@
-"""`barnraise invite`: links that let people into a run for the invited."""
+"""`barnraise invite`: links that let people into a run for the invited.
+
+The addresses in a link are the word of the node that runs here; its key is on the disk.
+"""
 
 import time
 from pathlib import Path
@@ -6,12 +9,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.commands.app import app, print_json
-from node.commands.options import JsonOption, RunOption, StateOption, hand_down
+from node.commands.app import (
+    JsonOption,
+    RunOption,
+    StateOption,
+    app,
+    hand_down,
+    print_json,
+    state_folder,
+)
 
 if TYPE_CHECKING:
+    from node.state.invitations import IssuedTokens, Terms
     from protocol.invitations import Token
-
 
 _DAY_S = 86_400.0
 
@@ -55,12 +65,11 @@ def invite(
         hand_down(context)
         return
     from node.state.invitations import Terms
-    from node.using.inviting import invite_link_of
     from protocol.invitations import Role
 
     role = Role.OBSERVER if observer else Role.MEMBER
     terms = Terms(role=role, uses=uses, delegations=delegations, valid_s=days * _DAY_S)
-    link, token = invite_link_of(_folder(state), run, terms, time.time())
+    link, token = _link_of(state_folder(state), run, terms)
     if json:
         print_json({"link": link, **_plain(token, is_revoked=False)})
     elif token is None:
@@ -78,9 +87,8 @@ def list_invitations(
     state: StateOption = None, run: RunOption = None, json: JsonOption = False
 ) -> None:
     """List the invitations that this node has issued."""
-    from node.using.inviting import issued_tokens
 
-    found = issued_tokens(_folder(state), run).tokens()
+    found = _issued(state, run).tokens()
     if json:
         print_json({"invitations": [_plain(token, is_revoked=gone) for token, gone in found]})
         return
@@ -101,16 +109,49 @@ def revoke(
     run: RunOption = None,
 ) -> None:
     """Revoke an invitation: it admits nobody else. Peers that already joined stay in the run."""
-    from node.using.inviting import issued_tokens
 
-    token = issued_tokens(_folder(state), run).revoke(name.lower())
+    token = _issued(state, run).revoke(name.lower())
     typer.echo(f"{token.key.hex()[:12]} lets nobody in any more, once this node has told it.")
 
 
-def _folder(state: Path | None) -> Path:
-    from node.state.folder import default_state
+def _link_of(state: Path, run: str | None, terms: "Terms") -> tuple[str, "Token | None"]:
+    """A link to the run of the node that runs here, and the token in it; None where all may join.
 
-    return (state or default_state()).expanduser().absolute()
+    Raises ConfigError if no node runs, if it is reached nowhere, or if it may not invite.
+    """
+    from node.config import parse_peer_address
+    from node.peers.invite import InviteSeal, invite_link, invite_to
+    from node.state.invitations import IssuedTokens
+    from node.state.keystore import has_identity, load_or_create_identity
+    from node.status.client import ask, find_api
+    from node.status.records import NodeStatus
+    from node.using.run_on_disk import find_run
+    from protocol.errors import ConfigError
+
+    found = find_api(state, run)
+    status = ask(found, "/v1/status", NodeStatus)
+    if not status.addresses:
+        raise ConfigError("the node knows no address of its own yet: try again in a moment")
+    if not has_identity(state):
+        raise ConfigError(f"{state} has no key")
+    signer = load_or_create_identity(state)
+    manifest = find_run(state, run=found.folder.name).manifest
+    plain = [parse_peer_address(text).address for text in status.addresses]
+    seal = None  # Before the first final one, and of a node that tells none.
+    if status.final_round and status.final_seal:
+        seal = InviteSeal(status.final_round, bytes.fromhex(status.final_seal))
+    if manifest.access.mode == "link":
+        return invite_link(invite_to(manifest, signer.peer_id, plain, seal=seal)), None
+    offer = IssuedTokens(found.folder).issue(manifest, signer, terms, unix_s=time.time())
+    return invite_link(invite_to(manifest, signer.peer_id, plain, offer, seal=seal)), offer.token
+
+
+def _issued(state: Path | None, run: str | None) -> "IssuedTokens":
+    """The tokens that the node of a state folder has issued for a run."""
+    from node.state.invitations import IssuedTokens
+    from node.using.run_on_disk import find_run
+
+    return IssuedTokens(find_run(state_folder(state), run=run).checkpoints.parent)
 
 
 def _day(token: "Token") -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import trio
 
 from node.config import PeerAddress
-from node.reporting.shown import shown
+from node.text.shown import shown
 from protocol import limits
 from protocol.errors import (
     BarnraiseError,

@@ -11,7 +11,7 @@ from node.core import NodeCore
 from node.round import RoundMachine
 from node.rules.round_view import RoundView
 from node.state_transfer.catchup import CatchUp
-from node.status.board import EventLog, peer_texts
+from node.status.board import FORGOTTEN, EventLog, peer_texts
 from protocol.identity import PeerId, peer_id_text, short_id
 from protocol.messages import SealValue
 
@@ -29,13 +29,6 @@ PROGRESS_S = 2.0
 
 FORGOTTEN_S = 30.0
 """After this time a node that lost its log has heard from all peers in reach, and caught up."""
-
-FORGOTTEN = (
-    "the disk lost what this node signed, and of the voters in {where} no other can tell, so it "
-    "waits and signs nothing: start the nodes that know of later rounds. If there are none, this "
-    "run cannot go on: take its weights with barnraise export, and found another with "
-    "barnraise run --new"
-)
 
 
 _SHORT = (

@@ -14,7 +14,7 @@ from node.rules.audit_access import FETCHED_WITHIN
 from node.rules.audit_draw import SUSPECT_RATE
 from node.rules.audit_rounds import ROUNDS_KEPT
 from node.rules.turns import Turns
-from node.settings.costs import HOME_LINES, Costs, costs_of
+from node.settings.costs import BUTTERFLY, GATHER, HOME_LINES, Costs, costs_of, other_than
 from node.settings.run_file import (
     Founder,
     as_its_preset,
@@ -22,8 +22,7 @@ from node.settings.run_file import (
     parse_run_file,
     write_out,
 )
-from node.settings.topology import BUTTERFLY, GATHER, other_than
-from node.trainers.pace import COVER, SHARE
+from node.trainers.choosing import COVER, SHARE
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.identity import PeerId

@@ -1,5 +1,8 @@
 """What a run costs each of its nodes, from the manifest alone: bytes, memory, disk, seconds. Pure.
 
+Who sums decides most of it, so that choice stands here as well: few each cell, or everybody all
+cells (R8), whatever lets the fewest bytes travel.
+
 What is counted is payload, by the formulas below; control messages, proofs and the transport's
 records come on top: some tens of kilobytes a round and peer, as `CONTROL_BYTES` has it.
 """
@@ -8,17 +11,52 @@ from dataclasses import dataclass
 
 from node.cells.shard_store import ROUNDS_KEPT
 from node.cells.states import CellSizes
-from node.settings.topology import num_reducers
+from node.rules.belief import copies, liars
 from protocol import limits
 from protocol.grid import Layout
-from protocol.manifest import RunManifest
+from protocol.manifest import OuterSpec, RunManifest
 from training.channel.trainer_end import channel_spec
-from training.compression import in_grade, make_codec
+from training.compression import in_grade, make_codec, result_codec
 from training.files.state import CHECKPOINTS_KEPT
 from training.loop.method import has_variates
 from training.methods.in_process import IN_PROCESS
 from training.methods.presets import PRESETS
 from training.outer.optimizers import make_outer
+
+BUTTERFLY, GATHER = "butterfly", "gather"
+
+EXPECTED_PEERS = 8
+"""For so many a founder's file chooses where it says nothing: nobody knows how many come."""
+
+
+def num_reducers(peers: int, trust: str, topology: str) -> int:
+    """How many sum each cell; each has the result of what it summed."""
+    if topology == GATHER:
+        return peers
+    # In an open run in which all vote more than may lie.
+    return min(peers, max(copies(trust), liars(peers, trust) + 1))
+
+
+def topology_for(spec: OuterSpec, trust: str, peers: int = EXPECTED_PEERS) -> str:
+    """Gather where all contributions whole are fewer bytes than shares of them and of the result.
+
+    Never with two rounds in flight (R5): nobody explored that.
+    Raises ConfigError for a codec that is none.
+    """
+    if spec.overlap > 1:
+        return BUTTERFLY
+    numel = limits.CELL_ELEMENTS_MAX
+    payload = make_codec(spec).payload_bytes(numel)
+    result = result_codec(spec).payload_bytes(numel)
+    reducers = num_reducers(peers, trust, BUTTERFLY)
+    of_few = payload * reducers * (peers - 1) + result * (peers - reducers)
+    return GATHER if payload * peers * (peers - 1) < of_few else BUTTERFLY
+
+
+def other_than(topology: str) -> str:
+    """The other one."""
+    return BUTTERFLY if topology == GATHER else GATHER
+
 
 INNER_STATES_KEPT = 3
 """As `training.loop.inner_state`, whose module needs torch."""

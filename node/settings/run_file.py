@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from node.reporting.shown import shown
+from node.settings.costs import BUTTERFLY, topology_for
 from node.settings.run_checks import impossible, not_in_nodes, out_of_bounds, unknown_names
 from node.settings.run_sections import (
     GPT_SETTINGS,
@@ -18,7 +18,7 @@ from node.settings.run_sections import (
     ThenSection,
 )
 from node.settings.toml_file import key_text, parse_sections, parse_toml, read_toml, read_toml_bytes
-from node.settings.topology import BUTTERFLY, topology_for
+from node.text.shown import shown
 from node.trainers.model_file import DRAWN, founders_model
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, ManifestError

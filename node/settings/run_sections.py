@@ -1,26 +1,53 @@
-"""The sections of a run.toml: their keys and defaults. Bounds are in `protocol.manifest`."""
+"""The sections of a run.toml: every key with its default, its unit, and what raising it costs.
+
+What is declared here is read by pydantic, and written by `barnraise init`: one declaration, one
+file that explains itself. Bounds are those of the part of the manifest that a section becomes (its
+`law`); keys that stand elsewhere in the manifest carry their own.
+"""
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from datetime import UTC, date, datetime
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field
 
-from node.settings.toml_file import Section
+from node.settings.toml_file import Section, TemplateLook, key, template_lines
+from node.trainers.model_file import DRAWN
 from protocol import limits
+from protocol.errors import ConfigError
+from protocol.manifest import (
+    AdmissionSpec,
+    AuditSpec,
+    CorpusSpec,
+    InnerSpec,
+    ModelSpec,
+    OuterSpec,
+    RunManifest,
+    StopSpec,
+    ThenSpec,
+    TimingSpec,
+)
+from protocol.wire import OneOf, Range
 
-GPT_SETTINGS: Mapping[str, int] = {"context": 64, "heads": 4, "layers": 2, "width": 64}
-"""Some 120 000 parameters: any laptop ends a round within seconds."""
+TITLE_DEFAULT = "a run among friends"
+TITLE_BYTES_MAX = 128
 
 
 class RunSection(Section):
-    """[run]: what everybody sees, whom it trusts, how long it goes on."""
+    """What everybody sees, whom the run trusts, how long it goes on."""
 
-    title: str
+    law: ClassVar[type] = RunManifest
+    title: str = key(..., gap=8)
+    """everybody sees it before joining"""
     trust: Literal["friends", "open"] = "friends"
+    """"friends": people you invite; "open": strangers, quorums of two thirds"""
     survive: Literal["any", "quorum"] = "any"
+    """who goes on where the swarm is cut in two: "any" half, or only the "quorum" """
     rounds: int = 200
+    """the run ends after so many; the learning rate falls over all of them"""
 
 
 def _unix_s(value: object) -> object:
@@ -39,113 +66,210 @@ def _unix_s(value: object) -> object:
 
 
 class StopSection(Section):
-    """[stop]: what else ends the run; `date` is kept as unix seconds, 0 stands for never."""
+    """What else ends the run; `date` is kept as unix seconds, 0 stands for never."""
 
+    law: ClassVar[type] = StopSpec
     tokens: int = 0
-    date: Annotated[int, BeforeValidator(_unix_s)] = 0
+    """bytes of text trained on by all together; 0: never"""
+    date: Annotated[int, BeforeValidator(_unix_s), Range(0, 2**53)] = key(
+        0, example=datetime(2027, 1, 31, 18, tzinfo=UTC)
+    )
 
 
 class AccessSection(Section):
-    """[access]: who gets in; `allow` has peer ids as text."""
+    """Who gets in; `allow` has peer ids as text."""
 
     mode: Literal["link", "invited"] = "link"
+    """"link": whoever has the link; "invited": by `barnraise invite` alone"""
     allow: list[str] = Field(default_factory=list)
+    """peer ids that need no invitation, and may invite, besides this node's"""
 
 
 class AdmissionSection(Section):
-    """[admission]: see AdmissionSpec. What is left out is nothing among friends; in an open run
-    whom nobody invited pays for its seat, and newcomers come to their weight slowly."""
+    """See AdmissionSpec. What is left out is nothing among friends; in an open run whom nobody
+    invited pays for its seat, and newcomers come to their weight slowly."""
 
-    puzzle_bits: int | None = None
-    probation: int | None = None
-    ramp: int | None = None
-    seats: int = limits.SEATS_MAX
+    law: ClassVar[type] = AdmissionSpec
+    puzzle_bits: int | None = key(example=0)
+    """a seat costs about 2^puzzle_bits hashes: 22, the default of open runs that anybody
+    may join, takes 3 s on one core; each further bit doubles it"""
+    probation: int | None = key(example=0)
+    """rounds in which a newcomer's work has no weight; default of open runs: 3"""
+    ramp: int | None = key(example=0)
+    """rounds in which its weight then grows to the full one; 0: at once. Default of open
+    runs: 10. Peers that have a seat by the first round skip both"""
+    seats: int = key(limits.SEATS_MAX, is_first=True)
+    """most peers that train in one round; if more ask, they take turns of at least 8 rounds
+    and follow the run while they wait"""
 
 
 class AuditsSection(Section):
-    """[audits]: see AuditSpec."""
+    """See AuditSpec."""
 
+    law: ClassVar[type] = AuditSpec
     rate: float = 0.0
+    """average number of audits per contribution, in open runs of one fragment: 0.2 is some
+    3 % more training. `barnraise check` tells the disk space"""
     segments: int = 8
+    """parts of a round; an audit trains one of them again"""
     unaudited: float = 0.25
+    """most weight, as a share of a round, of all peers together whose training nobody can
+    repeat, because too few have such a device. 1.0: no limit"""
+
+
+class GptSettings(Section):
+    """The settings of the built-in model: some 120 000 parameters, with which any laptop ends a
+    round within seconds. A model in a file has settings of its own."""
+
+    context: int = 64
+    """bytes that the model sees at once; memory and time grow with it"""
+    heads: int = 4
+    """must divide width"""
+    layers: int = 2
+    """time, memory and payload grow with it"""
+    width: int = 64
+    """they grow with its square"""
+
+
+GPT_SETTINGS: Mapping[str, int] = GptSettings().model_dump()
 
 
 class ModelSection(Section):
-    """[model]: a built-in model by name, or one in a `file` beside this one; its settings, and the
-    seed of its genesis weights. `first_values` says that those of the file are not meant."""
+    """A built-in model by name, or one in a `file` beside this one; its settings, and the seed of
+    its genesis weights. `first_values` says that those of the file are not meant."""
 
+    law: ClassVar[type] = ModelSpec
     name: str = "gpt"
-    file: str | None = None
-    first_values: str | None = None
+    """a transformer that reads bytes; a link or manifest never carries code"""
+    file: str | None = key(example="my_model.py")
+    """or your own: it has `def build(**settings)` that returns an nn.Module. Whoever joins
+    needs the file from you; the manifest names its digest"""
+    first_values: Annotated[str | None, OneOf((DRAWN,))] = key(example=DRAWN)
+    """a run draws the first weights; this says that those of the file are not meant, where
+    they look as if they were (pretrained, or seeded in build)"""
     seed: int = 0
-    cell_elements: int | None = None
-    settings: dict[str, object] = Field(default_factory=dict)
+    """of the first weights"""
+    cell_elements: Annotated[
+        int | None, Range(limits.CELL_ELEMENTS_MIN, limits.CELL_ELEMENTS_MAX)
+    ] = key(example=8192)
+    """the grid on which payloads are cut, a power of two. Left out, it follows from the
+    model. Larger: fewer proofs; but each node sums whole cells"""
+    settings: dict[str, object] = key({}, section=GptSettings)
+    """about 12 x layers x width^2 parameters"""
 
 
 class CorpusSection(Section):
-    """[corpus]: the text, and the key of the order in which samples are leased."""
+    """The text, and the key of the order in which samples are leased."""
 
+    law: ClassVar[type] = CorpusSpec
     name: str = "stdlib"
+    """the sources of the Python library: every peer needs the founder's version"""
     permutation_seed: int = 0
+    """the order in which samples are given out"""
 
 
 class InnerSection(Section):
-    """[inner]: see InnerSpec. The numbers are those of the demo; `inner_steps`, `optimizer` and
-    `sam_radius` are the preset's."""
+    """See InnerSpec. The numbers are those of the demo; `inner_steps`, `optimizer` and `sam_radius`
+    are the preset's."""
 
-    inner_steps: int | None = None
+    law: ClassVar[type] = InnerSpec
+    inner_steps: int | None = key(example=50)
+    """steps per round. More: less traffic, and peers drift further apart"""
     batch: int = 16
+    """sequences per step and peer; time grows with it"""
     learning_rate: float = 0.008
-    learning_rate_floor: float = 0.1
+    """after the warm-up; larger models want less"""
+    learning_rate_floor: float = key(0.1, gap=2)
+    """where the cosine ends, as a share of learning_rate"""
     warmup_steps: int = 120
+    """steps, over rounds, until the full rate"""
     beta1: float = 0.9
+    """how long the mean of gradients remembers; higher is smoother and slower"""
     beta2: float = 0.99
+    """the same for their squares"""
     weight_decay: float = 0.1
+    """pull to zero per step, times the rate; higher fits the text less closely"""
     clip_norm: float = 1.0
+    """gradients longer than this are shortened; lower is safer and slower"""
     drift_max: int = 2
-    optimizer: str | None = None
-    sam_radius: float | None = None
+    """rounds' worth of steps against one anchor while a round waits"""
+    optimizer: str | None = key(example="adamw", is_first=True)
+    """or "sgd", without moments and decay. Left out it is the preset's"""
+    sam_radius: float | None = key(example=0.0, is_first=True)
+    """above 0: gradients from so far uphill, at twice the time (flat minima)"""
 
 
 class ThenSection(Section):
-    """[outer.then]: see ThenSpec. What is left out is the preset's."""
+    """See ThenSpec. What is left out is the preset's."""
 
-    preset: str
-    from_round: int
+    law: ClassVar[type] = ThenSpec
+    preset: str = key(..., example="eager")
+    """such as one that trains on beside an exchange, once the run has settled"""
+    from_round: int = key(..., example=100)
     optimizer: str | None = None
     learning_rate: float | None = None
     momentum: float | None = None
 
 
 class OuterSection(Section):
-    """[outer]: see OuterSpec. What is left out is the preset's; `aggregator` follows from whom the
-    run trusts where the preset names none. In so many `fragments` the model is cut, of which each
-    round syncs the next; `overlap` rounds are in flight at a time. The `topology` follows from what
-    the codec sends. The preset auto begins in the bits that suit `uplink_mbit`, what lines send.
-    `then` is the method that follows, if one does."""
+    """See OuterSpec. What is left out is the preset's; `aggregator` follows from whom the run
+    trusts where the preset names none. In so many `fragments` the model is cut, of which each round
+    syncs the next; `overlap` rounds are in flight at a time. The `topology` follows from what the
+    codec sends. The preset auto begins in the bits that suit `uplink_mbit`, what lines send. `then`
+    is the method that follows, if one does."""
 
+    law: ClassVar[type] = OuterSpec
     preset: str = "diloco"
-    codec: str | None = None
-    codec_settings: dict[str, object] = Field(default_factory=dict)
-    feedback: float | None = None
-    aggregator: str | None = None
-    optimizer: str | None = None
-    learning_rate: float | None = None
-    momentum: float | None = None
-    fragments: int | None = None
-    overlap: int | None = None
-    topology: Literal["butterfly", "gather"] | None = None
-    uplink_mbit: float | None = None
-    then: ThenSection | None = None
+    """the method; what is left out below is the preset's, and `barnraise check` says what
+    that is. "sparseloco" sends least; with "auto" each peer takes as many steps as suit its
+    speed and line; "fedavg", "diloco_int4", ..."""
+    codec: str | None = key(example="fp16")
+    """what travels: "fp16", two bytes per parameter, round and peer; "none", four; "int8",
+    one; coarser ones lose something: `barnraise bench codecs`"""
+    codec_settings: dict[str, object] = key({}, section=Section)
+    """of the codec above, such as density = 0.0625 for "sparse2bit": the share of numbers
+    that travels; higher loses less and costs more"""
+    feedback: float | None = key(example=1.0)
+    """share of what the codec loses that is made good in the next round"""
+    aggregator: str | None = key(example="mean")
+    """left out: "mean", weighted by tokens, which one liar ruins; in open runs "default",
+    which clips and filters, and costs some ten times the sums"""
+    optimizer: str | None = key(example="nesterov")
+    """or "heavy_ball"; "sgd" with learning_rate 1.0 is plain averaging"""
+    learning_rate: float | None = key(example=0.7)
+    """of the outer step; higher is faster until it diverges"""
+    momentum: float | None = key(example=0.5)
+    """left out: 0.5, in runs of 500 rounds and more 0.9, because a short run
+
+    ends before so long a memory pays"""
+    fragments: Annotated[int | None, Range(1, limits.FRAGMENTS_MAX)] = key(example=1)
+    """cut the model in so many, of which each round syncs the next: as much less at a time,
+    and each of them in every so many rounds only"""
+    overlap: int | None = key(example=1)
+    """or 2: train on while a round is in flight, for lines that are slow beside the
+    training; a fragment then comes home some steps late"""
+    topology: Literal["butterfly", "gather"] | None = key(example="butterfly")
+    """each cell is summed by few, who send the result to all; or "gather": everybody sums
+    all. Left out: what sends less; `barnraise check` tells"""
+    uplink_mbit: Annotated[float | None, Range(0.01, 1e6)] = key(example=20.0)
+    """with preset = "auto": what peers' lines send. Each node takes 2, 4 or 8 bits by what
+    it measures of its own; below 10 all send few values alone"""
+    then: ThenSection | None = key(section=ThenSection, is_first=True)
+    """another method from a round on: its schedule, and its outer step"""
 
 
 class TimingSection(Section):
-    """[timing]: see TimingSpec; for homes, where the demo's are for one machine."""
+    """See TimingSpec; for homes, where the demo's are for one machine."""
 
+    law: ClassVar[type] = TimingSpec
     deadline_floor_s: float = 5.0
+    """the least that a round waits for its slowest; higher is kinder and slower"""
     deadline_cap_s: float = 60.0
+    """the most"""
     heartbeat_s: float = 1.0
+    """sign of life to each peer; lower finds the dead sooner, costs frames"""
     suspect_s: float = 8.0
+    """silence after which a peer is suspected; at least two heartbeats"""
 
 
 class RunFile(Section):
@@ -153,11 +277,52 @@ class RunFile(Section):
 
     run: RunSection
     stop: StopSection = StopSection()
+    """what else ends the run, whichever comes first"""
     access: AccessSection = AccessSection()
+    """who gets in; runs cannot be changed later, so choose now"""
     admission: AdmissionSection = AdmissionSection()
+    """who may contribute, and what a newcomer must do before its work counts (nothing in
+    runs of friends)"""
     audits: AuditsSection = AuditsSection()
+    """peers train parts of each other's rounds again, to find invented work"""
     model: ModelSection = ModelSection()
     corpus: CorpusSection = CorpusSection()
     inner: InnerSection = InnerSection()
+    """steps on each peer, between two rounds"""
     outer: OuterSection = OuterSection()
+    """the step that all take together"""
     timing: TimingSection = TimingSection()
+    """seconds"""
+
+
+_HEAD = """\
+# run.toml: what everybody in this run trains. `barnraise run {name}` founds the run and prints an
+# invite link. From then on nothing in here can change; comments may. What is only about your own
+# machine belongs to node.toml in the state folder.
+"""
+
+
+def run_file_text(name: str, title: str) -> str:
+    """A run.toml with every key at its default."""
+    lines = template_lines(RunFile, TemplateLook(column=23, gap=1), {"title": title})
+    return _HEAD.format(name=name) + "\n".join(lines) + "\n"
+
+
+def write_run_file(path: Path, title: str) -> None:
+    """Write a new run.toml.
+
+    Raises ConfigError for a title that no manifest admits, and for a file that is there already.
+    """
+    size = len(title.encode("utf-8", "replace"))
+    if not title.isprintable() or not 1 <= size <= TITLE_BYTES_MAX:
+        raise ConfigError(f"--title: 1 to {TITLE_BYTES_MAX} bytes of printable text")
+    try:
+        # "x" refuses at once and for good: between a look and a write another could come.
+        with path.open("x", encoding="utf-8", newline="\n") as file:
+            file.write(run_file_text(path.name, title))
+    except FileExistsError as error:
+        raise ConfigError(f"{path} is there already: name another file, or remove it") from error
+    except OSError as error:
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
+        raise ConfigError(f"cannot write {path}: {error.strerror}") from error

@@ -31,7 +31,7 @@ from node.shared_state.book import SharedState
 from node.shared_state.entry_gossip import EntryGossip
 from node.shared_state.own import WrittenEntry
 from node.shared_state.store import Store
-from node.shared_state.told import TELLING, PeerReport, all_told
+from node.shared_state.told import TELLING, all_told
 from node.state.evidence_files import save_evidence
 from node.status.board import EventLog, StatusBoard
 from node.version import version
@@ -45,6 +45,7 @@ from protocol.identity import PeerId, Signer, short_id
 
 if TYPE_CHECKING:
     from node.peers.access import Access
+    from node.status.records import PeerReport
 
 logger = logging.getLogger(__name__)
 

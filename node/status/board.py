@@ -13,8 +13,6 @@ from typing import Protocol, TextIO, TypeVar
 
 import trio
 
-from node.reporting.json_text import json_text
-from node.reporting.shown import shown
 from node.status.records import (
     FAULTS_KEPT,
     ROUNDS_KEPT,
@@ -24,6 +22,7 @@ from node.status.records import (
     Snapshot,
     TrainerRecord,
 )
+from node.text.shown import json_text, shown
 from protocol.identity import PeerId, peer_id_text
 
 logger = logging.getLogger(__name__)
@@ -34,6 +33,15 @@ Field = str | int | float | bool | None | list[str]
 
 WARNINGS_KEPT = 8
 WARNING_CHARACTERS_MAX = 300
+
+
+FORGOTTEN = (
+    "the disk lost what this node signed, and of the voters in {where} no other can tell, so it "
+    "waits and signs nothing: start the nodes that know of later rounds. If there are none, this "
+    "run cannot go on: take its weights with barnraise export, and found another with "
+    "barnraise run --new"
+)
+"""The warning of a node that waits for a memory which it cannot get (R12)."""
 
 
 class EventSink(Protocol):

@@ -6,7 +6,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from node.reporting.shown import shown
 from node.status.doctor import Finding
 from node.status.records import (
     SUSPICION_USE,
@@ -19,6 +18,7 @@ from node.status.records import (
     TrainerRecord,
     from_plain,
 )
+from node.text.shown import shown
 from protocol import limits
 
 ROUNDS_SHOWN = 20

@@ -19,8 +19,7 @@ from node.durable.receipts import RECEIPTS_FILE, decode_receipts
 from node.durable.record_log import RECORD_BYTES_MAX, pack_record, read_records, stream_records
 from node.rules.chain import genesis
 from node.rules.credit import ChainRound, Folded, Ledger, LedgerStatement, nothing_folded, prove
-from node.using.checkpoint_find import RunOnDisk
-from node.using.out_file import refuse_taken
+from node.using.run_on_disk import RunOnDisk, refuse_taken
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, LedgerError, PeerError
 from protocol.identity import Signer

@@ -6,7 +6,7 @@ late, and only then it hears what became of it.
 
 from node import events as ev
 from node.rules.fates import Fates
-from node.trainers.wanted import Wanted
+from node.trainers.work import Wanted
 from protocol.identity import short_id
 from sim.world.nodes import Around, SimNode
 from sim.world.trainer import Flight, Vector

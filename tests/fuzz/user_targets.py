@@ -18,7 +18,7 @@ from node.peers.link_input import read_target
 from node.reporting.tracing import parse_trace_line, trace_line
 from node.settings.node_file import NodeFile, node_config, read_node_file
 from node.settings.run_file import Founder, build_manifest, read_run_file
-from node.settings.run_template import run_file_text
+from node.settings.run_sections import run_file_text
 from node.state.folder import MANIFEST_FILE, NODE_FILE
 from node.state.invitations import read_credential
 from node.state.psk import read_psk

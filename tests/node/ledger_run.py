@@ -12,8 +12,8 @@ from node.rules.credit import Folded, LedgerStatement
 from node.rules.round_view import RoundConfig
 from node.state.folder import MANIFEST_FILE, run_folder
 from node.state.stored_manifest import ANY_SIGNER
-from node.using.checkpoint_find import RunOnDisk, find_run
 from node.using.ledger import ExportHead, ledger_of, verify_ledger
+from node.using.run_on_disk import RunOnDisk, find_run
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest, sign_manifest
 from protocol.messages import (

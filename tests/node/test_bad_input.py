@@ -19,9 +19,9 @@ from node.exit_codes import exit_status, user_error
 from node.peers.joining import parse_target
 from node.peers.listening import listening
 from node.reporting.people import Occasion, PeopleLog
-from node.reporting.terminal import PeopleConsole
 from node.state.folder import MANIFEST_FILE, RUN_FILE, RUNS_FOLDER, run_folder
 from node.state.run_store import found_or_resume
+from node.text.terminal import PeopleConsole
 from protocol.errors import (
     BarnraiseError,
     CheckpointError,

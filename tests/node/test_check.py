@@ -23,7 +23,7 @@ from node.settings.check import (
     print_check,
 )
 from node.settings.costs import HOME_LINES, Line, costs_of, inner_state_bytes
-from node.trainers.pace import COVER
+from node.trainers.choosing import COVER
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
 from tests.training.in_flight_run import InFlightRun

@@ -3,7 +3,7 @@
 import pytest
 
 from node.state.folder import MANIFEST_FILE
-from node.using.checkpoint_find import find_run
+from node.using.run_on_disk import find_run
 from protocol.errors import ConfigError
 from tests.node.state_run import write_state
 

@@ -5,8 +5,6 @@ from typer.testing import CliRunner
 
 from node.commands import (  # noqa: F401 - they register
     credit,
-    demo,
-    evidence,
     inviting,
     methods,
 )

@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from node.using.checkpoint_find import find_run, open_signed
-from node.using.export import export_run, open_export
+from node.using.run_on_disk import export_run, find_run, open_export, open_signed
 from protocol.errors import CheckpointError, ConfigError
 from protocol.identity import peer_id_text
 from protocol.manifest import ModelSpec

@@ -17,8 +17,8 @@ from node.rules.chain import genesis
 from node.rules.credit import Credit, Ledger
 from node.state.stored_manifest import ANY_SIGNER
 from node.using import ledger as ledger_module
-from node.using.checkpoint_find import RunOnDisk
 from node.using.ledger import export_ledger, ledger_of
+from node.using.run_on_disk import RunOnDisk
 from protocol.errors import BarnraiseError, ConfigError, LedgerError
 from protocol.messages import Commit, SealCertificate, decode_body, decode_message, sign_message
 from protocol.wire import decode, encode

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from node.using.out_file import refuse_taken
+from node.using.run_on_disk import refuse_taken
 from protocol.errors import ConfigError
 
 

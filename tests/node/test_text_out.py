@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from node.using.text_out import TextOut
+from node.text.streams import TextOut
 
 
 def shown(*pieces: bytes) -> str:

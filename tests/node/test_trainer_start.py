@@ -6,8 +6,7 @@ import os
 import pytest
 import trio
 
-from node.trainers.trainer import ContributionReady
-from node.trainers.trainer_channel import TrainerConfig, open_trainer
+from node.trainers.trainer import ContributionReady, TrainerConfig, open_trainer
 from protocol.errors import ConfigError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER

@@ -5,9 +5,9 @@ import io
 import pytest
 import trio
 
-from node.reporting.countdown import PAUSE_FIRST_S, PAUSE_MAX_S, Countdown
-from node.reporting.terminal import PeopleConsole
+from node.reporting.people import PAUSE_FIRST_S, PAUSE_MAX_S, Countdown
 from node.status.board import EventLog, Field
+from node.text.terminal import PeopleConsole
 
 
 class Events:

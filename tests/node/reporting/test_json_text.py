@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from node.reporting.json_text import json_text
+from node.text.shown import json_text
 
 
 def test_what_is_no_number_is_null_and_all_else_as_it_is() -> None:

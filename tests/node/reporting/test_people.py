@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from node.reporting.people import Occasion, PeopleLog, say, what_joining_means
-from node.reporting.terminal import PeopleConsole
 from node.status.board import Field
+from node.text.terminal import PeopleConsole
 from protocol.manifest import RunManifest
 from tests.node.edge import toy_manifest
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.reporting.shown import as_word, shown
+from node.text.shown import as_word, shown
 
 
 @pytest.mark.parametrize(

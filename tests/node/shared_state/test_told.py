@@ -4,7 +4,8 @@ from dataclasses import replace
 
 from node.shared_state.announcing import TELLERS_MAX
 from node.shared_state.book import SharedState
-from node.shared_state.told import PeerReport, all_told
+from node.shared_state.told import all_told
+from node.status.records import PeerReport
 from protocol.entry_kinds import EntryKind
 from protocol.wire import encode
 from tests.node.shared_state.scene import RUN, WALL_S, make_entry, signer

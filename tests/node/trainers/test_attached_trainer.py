@@ -10,8 +10,7 @@ import trio
 import trio.testing
 
 from node.trainers.attached_trainer import Attachment, _end_early
-from node.trainers.trainer import ContributionReady
-from node.trainers.trainer_channel import TrainerConfig
+from node.trainers.trainer import ContributionReady, TrainerConfig
 from protocol.errors import RefusedError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from training.channel.exchange import Outcome, RunClock, Turn

@@ -9,7 +9,7 @@ from trio.testing import wait_all_tasks_blocked
 
 from node import events as ev
 from node.hooks import NodeHooks
-from node.trainers.audit_work import WAITING_MAX, AuditWork
+from node.trainers.work import WAITING_MAX, AuditWork
 from protocol.errors import TrainerError
 from sim.attacks.lying_auditor import FindsWrong
 from tests.node.cells.test_work_desk import rerun_of

@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.trainers.flight import TrainerWatch
+from node.trainers.choosing import TrainerWatch
 
 
 def test_whoever_waits_for_each_outcome_hides_nothing() -> None:

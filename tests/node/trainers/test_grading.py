@@ -2,7 +2,7 @@
 
 import pytest
 
-from node.trainers.grading import SURELY, grading
+from node.trainers.choosing import SURELY, grading
 from training.compression import CODECS
 from training.compression.graded import GradedCodec
 from training.methods.presets import GRADE_FROM_MBIT

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from node.trainers.pace import FIRST_STEPS, SHARE, Pace, StepsChoice
+from node.trainers.choosing import FIRST_STEPS, SHARE, Pace, StepsChoice
 
 ROUNDS = 120
 SETTLED = 60

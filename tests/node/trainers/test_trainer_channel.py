@@ -14,8 +14,7 @@ import trio.testing
 
 from node.cells.shard_store import ShardStore
 from node.processes.children import child_environment, trainer_threads
-from node.trainers.trainer import ContributionReady, anchors_in_place
-from node.trainers.trainer_channel import TrainerConfig, open_trainer
+from node.trainers.trainer import ContributionReady, TrainerConfig, anchors_in_place, open_trainer
 from protocol.errors import ManifestError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
@@ -387,7 +386,7 @@ async def test_a_command_that_is_not_there_leaves_no_file(tmp_path):
 
 
 def test_the_network_process_side_loads_no_torch():
-    code = "import node.trainers.trainer_channel, sys; sys.exit('torch' in sys.modules)"
+    code = "import node.trainers.trainer, sys; sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, env=child_environment(), check=False).returncode == 0
 

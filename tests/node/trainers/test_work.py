@@ -12,8 +12,8 @@ from trio.testing import wait_all_tasks_blocked
 from node import events as ev
 from node.hooks import NodeHooks
 from node.status.board import EventLog
-from node.trainers.pace import FIRST_STEPS, SHARE
-from node.trainers.trainer_channel import TrainerConfig
+from node.trainers.choosing import FIRST_STEPS, SHARE
+from node.trainers.trainer import TrainerConfig
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.errors import TrainerError
 from protocol.manifest import RunManifest

@@ -10,8 +10,7 @@ import pytest
 import trio
 
 from node.processes.children import child_environment
-from node.trainers.trainer import ContributionReady, Trainer
-from node.trainers.trainer_channel import TrainerConfig, open_trainer
+from node.trainers.trainer import ContributionReady, Trainer, TrainerConfig, open_trainer
 from protocol.identity import Ed25519Signer
 from protocol.wire import encode
 from sim.local.made_up_trainer import made_up_drift, pace_s
