@@ -6,6 +6,10 @@ Callers write `logger.info("round sealed round=%d listed=%d", ...)`. Fields are 
 pattern and its arguments, never from the finished text, so that a peer's text can neither end a
 line nor pass for a field: it is escaped, cut, and in quotes where it has blanks. Whoever logs keeps
 tokens and keys out; nothing here could know them.
+
+Of libraries so many lines are written in a while, and then a count. What a stranger does may have a
+library complain, with a traceback each time: a thousand times a second, whoever it is that does it.
+Our own lines have their own bounds, where they are written.
 """
 
 import json
@@ -95,9 +99,8 @@ class LibraryFilter:
             self._tell(library, count)
 
     def _tell(self, library: str, count: int) -> None:
-        message, values = "library lines were left out library=%s count=%d", (library, count)
-        record = logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, values, None)
-        self._handler.handle(record)
+        message = "library lines were left out library=%s count=%d"
+        self._handler.handle(_own_record(logging.WARNING, message, library, count))
 
 
 LOG_FILE = "node.log"
@@ -146,12 +149,7 @@ class Logs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -187,15 +185,8 @@ class Logs:
         if issubclass(kind, KeyboardInterrupt):
             self._hook(kind, error, traceback)
             return
-        record = logging.LogRecord(
-            __name__,
-            logging.CRITICAL,
-            __file__,
-            0,
-            "stopped by a bug",
-            (),
-            (kind, error, traceback),
-        )
+        record = _own_record(logging.CRITICAL, "stopped by a bug")
+        record.exc_info = (kind, error, traceback)
         for handler in self._handlers:
             if isinstance(handler, NodeLogFile):
                 handler.handle(record)
@@ -353,10 +344,7 @@ class NodeLogFile(logging.handlers.RotatingFileHandler):
         super().emit(record)
         if lost and self.num_lost == lost:
             self.num_lost = 0
-            message = "log lines were lost count=%d"
-            super().emit(
-                logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (lost,), None)
-            )
+            super().emit(_own_record(logging.WARNING, "log lines were lost count=%d", lost))
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Count a line that the disk did not take; a bug in a call is shown as ever."""
@@ -411,6 +399,11 @@ class _LastResort(logging.Handler):
         """Hand it on."""
         for handler in self._handlers:
             handler.handle(record)
+
+
+def _own_record(level: int, message: str, *values: object) -> logging.LogRecord:
+    """A record of this module that goes to a handler and past all loggers."""
+    return logging.LogRecord(__name__, level, __file__, 0, message, values, None)
 
 
 def _is_torn(path: Path) -> bool:

@@ -14,7 +14,7 @@ from node.rules.audit_access import FETCHED_WITHIN
 from node.rules.audit_draw import SUSPECT_RATE
 from node.rules.audit_rounds import ROUNDS_KEPT
 from node.rules.turns import Turns
-from node.settings.costs import BUTTERFLY, GATHER, HOME_LINES, Costs, costs_of, other_than
+from node.settings.costs import BUTTERFLY, GATHER, HOME_LINES, Costs, Line, costs_of, other_than
 from node.settings.run_file import (
     Founder,
     as_its_preset,
@@ -102,32 +102,26 @@ def round_s_on(found: Checked, exchange_s: float, step_s: float) -> float:
 def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
     """The line that `--json` ends with; seconds are of one round."""
     manifest, costs, outer = found.manifest, found.costs, found.manifest.outer
-    lines = []
-    for line in HOME_LINES:
+
+    def of_line(line: Line) -> dict[str, object]:
         exchange_s = costs.exchange_s(line)
-        steps = steps_on(found, exchange_s, step_s)
-        lines.append(
-            {
-                "line": line.name,
-                "down_mbit": line.down_mbit,
-                "up_mbit": line.up_mbit,
-                "rtt_ms": line.rtt_ms,
-                "exchange_s": round(exchange_s, 3),
-                "steps": steps,
-                "round_s": None
-                if step_s is None
-                else round(round_s_on(found, exchange_s, step_s), 3),
-            }
-        )
+        round_s = None if step_s is None else round(round_s_on(found, exchange_s, step_s), 3)
+        about = dataclasses.asdict(line)
+        return {
+            "line": about.pop("name"),
+            **about,
+            "exchange_s": round(exchange_s, 3),
+            "steps": steps_on(found, exchange_s, step_s),
+            "round_s": round_s,
+        }
+
+    def of(record: object, *names: str) -> dict[str, object]:
+        return {name: getattr(record, name) for name in names}
+
     return {
-        "preset": outer.preset,
-        "codec": outer.codec,
+        **of(outer, "preset", "codec"),
         "codec_settings": {one.name: one.value for one in outer.codec_settings},
-        "feedback": outer.feedback,
-        "aggregator": outer.aggregator,
-        "optimizer": outer.optimizer,
-        "learning_rate": outer.learning_rate,
-        "momentum": outer.momentum,
+        **of(outer, "feedback", "aggregator", "optimizer", "learning_rate", "momentum"),
         "fragments": len(manifest.shards[0].fragments),
         "overlap": outer.overlap,
         "then": [dataclasses.asdict(one) for one in outer.then],
@@ -138,18 +132,14 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "rounds": manifest.rounds,
         "changed": list(found.changed),
         "warnings": list(found.warnings),
-        "parameters": costs.parameters,
-        "peers": costs.peers,
-        "payload_bytes": costs.payload_bytes,
-        "result_bytes": costs.result_bytes,
-        "up_bytes": costs.up_bytes,
+        **of(costs, "parameters", "peers", "payload_bytes", "result_bytes", "up_bytes"),
         "down_bytes": costs.up_bytes,
         "memory_bytes": costs.network_memory_bytes + costs.trainer_memory_bytes,
         "disk_bytes": costs.disk_bytes,
         "audited_share": round(manifest.audits.rate / manifest.audits.segments, 6),
         "audit_bytes": round(manifest.audits.rate * audit_bytes(found)),
         "trace_bytes": trace_bytes(found),
-        "lines": lines,
+        "lines": [of_line(line) for line in HOME_LINES],
     }
 
 

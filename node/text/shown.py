@@ -1,4 +1,7 @@
-"""Text that others wrote, made fit for a line of a log, a terminal or a page of JSON."""
+"""Text that others wrote, made fit for a line of a log, a terminal or a page of JSON.
+
+JSON is what every reader takes: numbers that are none, such as a loss that diverged, are null.
+"""
 
 import dataclasses
 import json
@@ -33,6 +36,11 @@ def escaped(text: str, kept: str = "") -> str:
 
 def _code_of(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def counted(number: int, noun: str) -> str:
+    """So many of them, in words that fit one as well."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def json_text(body: object) -> str:

@@ -1,4 +1,7 @@
-"""Standard output, where a command's answers go: where it takes no more, that is said in words."""
+"""Standard output, where a command's answers go: where it takes no more, that is said in words.
+
+What a model makes goes there as valid UTF-8, with nothing in it that a terminal obeys.
+"""
 
 import io
 import os

@@ -1,5 +1,25 @@
 """What a node chooses for itself of its next round, and what people are told of it: how many steps,
 and in how many bits what they come to is encoded.
+
+Steps are chosen for presets whose peers choose for themselves (`auto`, `a_edit`), by a pure
+decision over what was measured. A round that the trainer got at 0 hands its contribution in at c
+and gets its successor at R, equal for all peers, since a seal ends it for all. Everybody aims at
+c = SHARE R: peers of any speed then arrive together, and where the exchange takes E behind the last
+of them, rounds tend to R = E / (1 - SHARE), the shortest in which SHARE of the time is training.
+Nothing is agreed upon: the lease bounds what anybody may do (R9), and weights are tokens.
+
+E counts from the last COMMIT that came, not from the own one: who waits for others does not wait
+for the exchange. Of many peers one is always late by a share of R, and rounds that covered this as
+well would grow without end. What is beyond E / (1 - SHARE) they give up by and by, and all of them:
+who hears the last COMMIT measures an exchange that is shorter by the line than who sent it, and
+would wait in every round for the one that aims higher, if it aimed at its own measure alone.
+
+With two rounds in flight (R5) nobody waits for an exchange that is over before the next round is
+handed in: then everybody aims at the length of the last rounds, and these tend to COVER times E.
+
+Nor is the number of bits agreed upon: a payload's size tells its grade, and what a coarse one
+leaves out is kept in the residual. Who is on a slow line does not hold the others up, who is on a
+fast one does not round for nothing.
 """
 
 import logging
@@ -18,7 +38,12 @@ from training.methods.presets import GRADE_FROM_MBIT
 
 @dataclass(slots=True)
 class TrainerWatch:
-    """Watches one trainer. All times are of one monotonic clock, seconds."""
+    """How long contributions of a trainer are in flight, and how much of that it steps on.
+
+    A contribution is in flight from when the trainer handed it over to when its outcome is on its
+    way back; the trainer steps from when it is told for which round to go on to when it hands that
+    over. All times are of one monotonic clock, seconds.
+    """
 
     _stepped_s: float = 0.0
     """Of all rounds that it handed over."""

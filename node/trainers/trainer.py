@@ -1,8 +1,10 @@
 """A trainer as the network process sees it, whoever started it.
 
-Its process is a child of ours (`node.trainers.trainer`), or the user's own program, whose
-child we are (`node.trainers.attached_trainer`). What passes through the mapping and in which order
-is the same.
+Its process is a child of ours, started below, or the user's own program, whose child we are
+(`node.trainers.attached_trainer`). What passes through the mapping and in which order is the same.
+
+A child is of `subprocess` kind, never `multiprocessing`: a user's script needs no main guard, and
+nothing of this process is copied into it. torch is never imported here.
 """
 
 import logging
@@ -61,17 +63,11 @@ _OBITUARY_S = 1.0
 """For a broken pipe's obituary: it says more than the pipe."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ContributionReady:
-    """The trainer ended a round: its contribution. Its cells may lie in the mapping, to be read
-    like bytes; the trainer writes there again once nobody holds any of them."""
-
-    contribution: Contribution
-
-
 Moved = tuple[NDArray[np.float32], NDArray[np.float32]]
 
-TrainerEvent = Ready | ContributionReady | Progress | Validation | Audited
+TrainerEvent = Ready | Contribution | Progress | Validation | Audited
+"""What a trainer tells. The cells of a contribution may lie in the mapping, to be read like bytes;
+the trainer writes there again once nobody holds any of them."""
 
 
 class TrainerLine(Protocol):
@@ -284,7 +280,7 @@ class Trainer:
 
     async def _pass_on(self, frame: FromTrainer) -> None:
         if isinstance(frame, Contributed):
-            event: TrainerEvent = ContributionReady(contribution=await self._take(frame))
+            event: TrainerEvent = await self._take(frame)
         elif isinstance(frame, Audited) and len(frame.found) not in (0, _DIGEST_BYTES):
             raise TrainerError(f"found an end of {len(frame.found)} bytes")
         else:
@@ -353,6 +349,8 @@ async def anchors_in_place(trainer: Trainer, store: ShardStore) -> AsyncIterator
     finally:
         store.use_anchors(None)
 
+
+# The trainer as a child of the network process ---------------------------------------------------
 
 TRAINER_COMMAND = (sys.executable, "-P", "-m", "training.trainer_main")
 """-P keeps the working directory, where a user may have a `training` of their own, off the path."""

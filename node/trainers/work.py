@@ -1,4 +1,8 @@
-"""The trainer's side of a node: hands it anchors and leases, takes its contributions in."""
+"""The trainer's side of a node: hands it anchors and leases, takes its contributions in.
+
+In runs with audits it also hands over segments of others' rounds, and own states that are asked for
+and were not kept (R10).
+"""
 
 import logging
 from collections import deque
@@ -6,7 +10,6 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 import trio
@@ -23,7 +26,6 @@ from node.rules.fates import Fates
 from node.status.board import EventLog
 from node.trainers.choosing import Choosing
 from node.trainers.trainer import (
-    ContributionReady,
     OpenTrainer,
     Trainer,
     TrainerConfig,
@@ -208,8 +210,6 @@ def _frame(task: ev.Rerun, number: int, path: Path) -> Audit:
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkParts:
@@ -325,8 +325,8 @@ class TrainerWork:
             case Audited():
                 assert self._audits is not None, "nobody asked"
                 await self._audits.answered(event)
-            case ContributionReady(contribution=contribution):
-                await self._contribute(contribution)
+            case Contribution():
+                await self._contribute(event)
             case Validation(round=started, loss=loss):
                 # The anchor that round r + 1 starts from is the one that seal r made.
                 self._parts.log.emit("validation", round=started - 1, loss=loss)

@@ -1,4 +1,8 @@
-"""Which run is meant, and where its checkpoints lie: for the commands that use what was trained."""
+"""A run in a state folder: which one is meant, where its checkpoints lie, and its weights.
+
+The format of an exported file is in `training.files.exported`; here is who may read what it says,
+and what people read of it.
+"""
 
 import json
 import re
