@@ -20,8 +20,7 @@ from node.processes.interrupts import (
     end_now,
     handling,
 )
-from node.text.shown import json_text, shown
-from node.text.streams import Output, take_standard_streams
+from node.text.shown import Output, json_text, shown, take_standard_streams
 from training.channel.child_process import ONE_BLAS_THREAD
 
 
@@ -34,7 +33,6 @@ def main() -> None:
         from node.commands import (  # noqa: F401 - they register
             credit,
             founding,
-            inviting,
             looking,
             methods,
             using,

@@ -29,7 +29,7 @@ from node.reporting.people import (
 )
 from node.reporting.trace_file import tracing
 from node.running import RunContext, run_node
-from node.settings.node_file import node_config, read_node_file
+from node.settings.sections import node_config, read_node_file
 from node.state.folder import KEY_FILE, MANIFEST_FILE, default_state
 from node.state.keystore import has_identity, load_or_create_identity
 from node.state.lock import locked_state

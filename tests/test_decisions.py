@@ -8,6 +8,13 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from node.commands import (  # noqa: F401 - they register
+    credit,
+    founding,
+    looking,
+    methods,
+    using,
+)
 from node.commands.app import app
 from sim import commands  # noqa: F401 - it registers `sim`, `local` and `bench`
 from tests.test_architecture import ROOT

@@ -163,8 +163,7 @@ def _generate_text(source: "WeightsSource", wanted: "TextWanted") -> None:
     """The text to standard output as it comes, what it is of to standard error."""
     import trio
 
-    from node.text.shown import shown
-    from node.text.streams import TextOut
+    from node.text.shown import TextOut, shown
     from node.using.child import Listener, make_text
 
     out = TextOut(sys.stdout.buffer)

@@ -4,8 +4,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator
 from typing import get_args, get_type_hints
 
-from node.settings.costs import BUTTERFLY, GATHER
-from node.settings.run_sections import GPT_SETTINGS, RunFile
+from node.settings.sections import BUTTERFLY, GATHER, GPT_SETTINGS, RunFile
 from node.settings.toml_file import Section, did_you_mean, key_text
 from node.text.shown import shown
 from protocol.errors import ConfigError

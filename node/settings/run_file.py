@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from node.settings.costs import BUTTERFLY, topology_for
+from node.rules.belief import copies, liars
 from node.settings.run_checks import impossible, not_in_nodes, out_of_bounds, unknown_names
-from node.settings.run_sections import (
+from node.settings.sections import (
+    BUTTERFLY,
+    GATHER,
     GPT_SETTINGS,
     AccessSection,
     AdmissionSection,
@@ -47,7 +49,7 @@ from protocol.manifest import (
     TimingSpec,
     check_size,
 )
-from training.compression import codec_defaults
+from training.compression import codec_defaults, make_codec, result_codec
 from training.data.corpus import pin_corpus
 from training.methods.presets import AUTO, PRESETS, Preset, momentum_for
 from training.models.genesis import MODEL_FILE, shard_spec
@@ -356,3 +358,38 @@ def _check_context(model: ModelSpec, corpus: CorpusSpec) -> None:
     most = corpus.block_bytes // 2
     if isinstance(context, int) and context > most:
         raise ManifestError(f"[model.settings] context is {context}; the text admits 1 to {most}")
+
+
+# Who sums so that the fewest bytes travel: few each cell, or everybody all cells (R8) ------------
+
+EXPECTED_PEERS = 8
+"""For so many a founder's file chooses where it says nothing: nobody knows how many come."""
+
+
+def num_reducers(peers: int, trust: str, topology: str) -> int:
+    """How many sum each cell; each has the result of what it summed."""
+    if topology == GATHER:
+        return peers
+    # In an open run in which all vote more than may lie.
+    return min(peers, max(copies(trust), liars(peers, trust) + 1))
+
+
+def topology_for(spec: OuterSpec, trust: str, peers: int = EXPECTED_PEERS) -> str:
+    """Gather where all contributions whole are fewer bytes than shares of them and of the result.
+
+    Never with two rounds in flight (R5): nobody explored that.
+    Raises ConfigError for a codec that is none.
+    """
+    if spec.overlap > 1:
+        return BUTTERFLY
+    numel = limits.CELL_ELEMENTS_MAX
+    payload = make_codec(spec).payload_bytes(numel)
+    result = result_codec(spec).payload_bytes(numel)
+    reducers = num_reducers(peers, trust, BUTTERFLY)
+    of_few = payload * reducers * (peers - 1) + result * (peers - reducers)
+    return GATHER if payload * peers * (peers - 1) < of_few else BUTTERFLY
+
+
+def other_than(topology: str) -> str:
+    """The other one."""
+    return BUTTERFLY if topology == GATHER else GATHER

@@ -12,7 +12,7 @@ from node.cells.shard_store import Item
 from node.durable.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
 from node.durable.receipts import RECEIPTS_FILE
 from node.durable.record_log import RECORD_BYTES_MAX, pack_record, read_records
-from node.settings.run_sections import run_file_text
+from node.settings.sections import run_file_text
 from node.state.folder import (
     FOUNDED_FILE,
     MANIFEST_FILE,

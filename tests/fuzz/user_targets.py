@@ -16,9 +16,8 @@ from node.peers.invite import LINK_PREFIX, invite_link, parse_invite
 from node.peers.joining import parse_target
 from node.peers.link_input import read_target
 from node.reporting.tracing import parse_trace_line, trace_line
-from node.settings.node_file import NodeFile, node_config, read_node_file
 from node.settings.run_file import Founder, build_manifest, read_run_file
-from node.settings.run_sections import run_file_text
+from node.settings.sections import NodeFile, node_config, read_node_file, run_file_text
 from node.state.folder import MANIFEST_FILE, NODE_FILE
 from node.state.invitations import read_credential
 from node.state.psk import read_psk
@@ -294,7 +293,10 @@ TARGETS = [
     ),
     Target(
         name="node.toml",
-        covers=("node.settings.node_file.read_node_file", "node.settings.toml_file.parse_sections"),
+        covers=(
+            "node.settings.sections.read_node_file",
+            "node.settings.toml_file.parse_sections",
+        ),
         read=_node_file,
         errors=(ConfigError,),
         examples=lambda: (toml_bytes(NODE_TOML), b"# nothing\n"),

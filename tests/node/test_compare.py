@@ -29,7 +29,7 @@ from node.compare.runs import (
 )
 from node.events import ListEntry
 from node.processes.children import child_environment
-from node.settings.costs import costs_of
+from node.settings.check import costs_of
 from protocol.errors import ConfigError
 from protocol.identity import PeerId
 from protocol.manifest import OuterSpec

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from node.settings.node_file import node_file_text
 from node.settings.run_file import (
     Founder,
     build_manifest,
@@ -14,7 +13,7 @@ from node.settings.run_file import (
     first_changed_key,
     read_run_file,
 )
-from node.settings.run_sections import RunFile, run_file_text, write_run_file
+from node.settings.sections import RunFile, node_file_text, run_file_text, write_run_file
 from node.settings.toml_file import TOML_BYTES_MAX, Section
 from protocol import limits
 from protocol.errors import ConfigError

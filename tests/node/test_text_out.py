@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from node.text.streams import TextOut
+from node.text.shown import TextOut
 
 
 def shown(*pieces: bytes) -> str:
