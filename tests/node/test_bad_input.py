@@ -39,7 +39,7 @@ from protocol.identity import Ed25519Signer, peer_id_text
 from protocol.manifest import first_difference
 from tests.node.edge import toy_manifest
 from tests.node.state_run import write_state
-from tests.node.trainers.test_trainer_channel import fake
+from tests.node.trainers.test_trainer import fake
 from tests.training.full_disk import files_of_at_most
 from training.files.state import CheckpointMeta, ShardState, save_checkpoint
 

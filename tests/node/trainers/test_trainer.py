@@ -247,7 +247,7 @@ async def test_a_killed_network_process_takes_its_trainer_along(tmp_path):
     script = """
 import sys, trio
 from pathlib import Path
-from tests.node.trainers.test_trainer_channel import *
+from tests.node.trainers.test_trainer import *
 async def main():
     run = config(Path(sys.argv[1]), batch=LONG_BATCH)
     async with open_trainer(run) as trainer:
