@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from node.exit_codes import EXIT_INTERRUPTED, exit_status
-from node.state.usual_place import shown_state
+from node.state.usual_place import default_state, shown_state
 from node.text.shown import json_text
 
 if TYPE_CHECKING:
@@ -125,7 +125,6 @@ class RunChoice:
 
     def find(self) -> "RunOnDisk":
         """That run. Raises ConfigError saying what is missing."""
-        from node.state.folder import default_state
         from node.using.run_on_disk import find_run
 
         return find_run(self.state or default_state(), run=self.run, manifest=self.manifest)
@@ -133,8 +132,6 @@ class RunChoice:
 
 def state_folder(given: Path | None, within: str = "") -> Path:
     """The absolute path of the state folder, or of the usual one (of a folder in that)."""
-    from node.state.folder import default_state
-
     return (given or default_state() / within).expanduser().absolute()
 
 

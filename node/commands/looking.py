@@ -12,6 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from node.commands.app import JsonOption, RunOption, StateOption, app, grouped, print_json
+from node.state.usual_place import default_state
 from protocol.errors import ConfigError, NetworkError
 
 WATCH_S = 1.0
@@ -55,7 +56,6 @@ def rounds(options: LookOptions) -> None:
 @app.command()
 def doctor(state: StateOption = None, run: RunOption = None, json: JsonOption = False) -> None:
     """Diagnose this node's network (reachability, NAT, relay, clock, paths); suggest remedies."""
-    from node.state.folder import default_state
     from node.status.client import ask, find_api
     from node.status.doctor import findings
     from node.status.records import NodeStatus, PeerTable
@@ -92,7 +92,6 @@ def look_again(
 
 
 def _look(name: str, options: LookOptions) -> None:
-    from node.state.folder import default_state
     from node.status.client import ask_plain, find_api
 
     folder = default_state() if options.state is None else options.state
