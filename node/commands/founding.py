@@ -4,31 +4,32 @@ help strangers meet (`bootstrap`, `runs`), keep a swarm private (`psk`).
 
 import dataclasses
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.commands.app import JsonOption, StateOption, app, grouped, print_json, say, state_folder
+from node.commands.app import (
+    JsonOption,
+    RunOption,
+    StateOption,
+    app,
+    grouped,
+    hand_down,
+    print_json,
+    say,
+    state_folder,
+)
 from node.processes.interrupts import end_at_once, end_now, handling
 from node.state.usual_place import shown_state
 
 if TYPE_CHECKING:
     from node.foreground import Start
     from node.peers.public_runs import PublicRun
-import time
-from typing import TYPE_CHECKING
-
-from node.commands.app import (
-    RunOption,
-    hand_down,
-)
-
-if TYPE_CHECKING:
     from node.state.invitations import IssuedTokens, Terms
     from protocol.invitations import Token
-
 
 AnnounceOption = Annotated[
     list[str] | None,
@@ -375,6 +376,8 @@ def _print_runs(found: "tuple[PublicRun, ...]") -> None:
         for address in one.join_addresses()[:1]:
             console.print(f"{one.advert.run.hex()[:12]}: barnraise join {as_word(address)}")
 
+
+# Invitations: the addresses in a link are the word of the node that runs here --------------------
 
 _DAY_S = 86_400.0
 

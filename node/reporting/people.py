@@ -231,6 +231,8 @@ def _short(peer: str) -> str:
     return shown(peer, 64)[-8:]
 
 
+# Waiting for peers that are away: why, and how long until the next try ---------------------------
+
 PAUSE_FIRST_S, PAUSE_MAX_S = 5, 30
 """Until the next try: more from time to time, as whoever is away longer stays away longer."""
 

@@ -348,6 +348,8 @@ def write_run_file(path: Path, title: str) -> None:
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
 
 
+# node.toml ---------------------------------------------------------------------------------------
+
 _NODE_FILE_HEAD = """\
 # node.toml: this machine's own settings. All of them may change between two starts; options of the
 # command outrank them. Remove the mark in front of a line to change it.

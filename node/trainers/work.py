@@ -83,6 +83,8 @@ class Wanted:
             self.anchor_N = _NOTHING
 
 
+# Audits (R10) ------------------------------------------------------------------------------------
+
 WAITING_MAX = 64
 """Segments that wait for the trainer; of more nothing is said."""
 
@@ -209,6 +211,9 @@ def _frame(task: ev.Rerun, number: int, path: Path) -> Audit:
 
 
 logger = logging.getLogger(__name__)
+
+
+# The rounds of one trainer -----------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
