@@ -20,9 +20,7 @@ from node.processes.interrupts import (
     end_now,
     handling,
 )
-from node.reporting.json_text import json_text
-from node.reporting.output import Output, take_standard_streams
-from node.reporting.shown import shown
+from node.text.shown import Output, json_text, shown, take_standard_streams
 from training.channel.child_process import ONE_BLAS_THREAD
 
 
@@ -34,12 +32,8 @@ def main() -> None:
     with handling(end_at_once):
         from node.commands import (  # noqa: F401 - they register
             credit,
-            demo,
-            evidence,
             founding,
-            inviting,
             looking,
-            meeting,
             methods,
             using,
         )

@@ -25,9 +25,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from node.daemon.network_child import JOIN_VARIABLE, NOTHING_MORE, NetworkChild
-from node.reporting.shown import shown
 from node.state.config import LISTEN_DEFAULT
 from node.state.folder import default_state
+from node.text.shown import shown
 from protocol.errors import ConfigError, TrainerError
 from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest

@@ -5,8 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from node.commands.app import app, print_json
-from node.commands.options import refuse_idle
+from node.commands.app import app, print_json, refuse_idle
 from sim.bench import commands as bench_commands
 from sim.local import commands as local_commands
 

@@ -10,12 +10,8 @@ from typer.testing import CliRunner
 
 from node.commands import (  # noqa: F401 - they register
     credit,
-    demo,
-    evidence,
     founding,
-    inviting,
     looking,
-    meeting,
     methods,
     using,
 )

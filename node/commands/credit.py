@@ -1,22 +1,31 @@
-"""`barnraise credit`: who did the work of a run, from its sealed rounds alone."""
+"""What a run's sealed rounds prove: `credit`, who did the work, and `evidence`, who is convicted.
 
-import sys
+Both write files that prove themselves to anybody.
+"""
+
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.commands.app import app, print_json
-from node.commands.options import JsonOption, ManifestOption, RunOption, StateOption, hand_down
+from node.commands.app import (
+    ForceOption,
+    JsonOption,
+    RunChoice,
+    RunOption,
+    StateOption,
+    app,
+    grouped,
+    hand_down,
+    print_json,
+    progress_bars,
+)
 
 if TYPE_CHECKING:
-    from node.using.checkpoint_find import RunOnDisk
-    from node.using.ledger import Tell
+    from protocol.evidence import Evidence
     from protocol.manifest import RunManifest
     from protocol.rounds.credit import LedgerStatement
-
 
 credit_app = typer.Typer(
     help=(
@@ -29,20 +38,14 @@ app.add_typer(credit_app, name="credit")
 
 
 @credit_app.callback(invoke_without_command=True)
-def credit(
-    context: typer.Context,
-    state: StateOption = None,
-    run: RunOption = None,
-    manifest: ManifestOption = None,
-    json: JsonOption = False,
-) -> None:
+@grouped
+def credit(context: typer.Context, *, choice: RunChoice, json: JsonOption = False) -> None:
     """Show which peers did the work of a run. The node may be running or stopped."""
-    if context.invoked_subcommand is not None:
-        hand_down(context)
+    if hand_down(context):
         return
     from node.using.ledger import ledger_of
 
-    found = _find(state, run, manifest)
+    found = choice.find()
     statement = ledger_of(found).statement()
     if json:
         print_json(_statement_json(found.manifest, statement))
@@ -50,20 +53,20 @@ def credit(
         _print(found.manifest, statement)
 
 
-@credit_app.command()
-def export(
+@credit_app.command(name="export")
+@grouped
+def export_credit(
     out: Annotated[Path, typer.Argument(metavar="FILE", help="The file to write.")],
-    state: StateOption = None,
-    run: RunOption = None,
-    manifest: ManifestOption = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    *,
+    choice: RunChoice,
+    force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Write the ledger to one file that anybody can verify without a network."""
-    from node.reporting.shown import as_word
+    from node.text.shown import as_word
     from node.using.ledger import export_ledger
 
-    found = _find(state, run, manifest)
+    found = choice.find()
     statement, num_bytes = export_ledger(found, out, force=force)
     if json:
         written = {"path": str(out), "bytes": num_bytes}
@@ -74,8 +77,8 @@ def export(
         typer.echo(f"{out}: {num_bytes:,} bytes; barnraise credit verify {word}")
 
 
-@credit_app.command()
-def verify(
+@credit_app.command(name="verify")
+def verify_credit(
     file: Annotated[
         Path, typer.Argument(metavar="FILE", help="A file written by `barnraise credit export`.")
     ],
@@ -85,7 +88,8 @@ def verify(
     from node.state.stored_manifest import ANY_SIGNER
     from node.using.ledger import verify_ledger
 
-    with _progress() as tell:
+    with progress_bars() as (begin, tell):
+        begin("rounds")
         manifest, statement = verify_ledger(file, ANY_SIGNER, tell)
     if json:
         print_json(_statement_json(manifest, statement) | {"verified": True})
@@ -94,35 +98,12 @@ def verify(
         typer.echo("verified: every seal from the manifest on, every COMMIT, and the sums")
 
 
-def _find(state: Path | None, run: str | None, manifest: Path | None) -> "RunOnDisk":
-    from node.state.folder import default_state
-    from node.using.checkpoint_find import find_run
-
-    return find_run(state or default_state(), run=run, manifest=manifest)
-
-
-@contextmanager
-def _progress() -> Iterator["Tell"]:
-    """What draws a bar on standard error where that is a terminal, and nothing elsewhere."""
-    from rich.progress import Progress
-
-    from node.reporting.terminal import PeopleConsole
-
-    with Progress(console=PeopleConsole(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("rounds", total=None)
-
-        def tell(done: int, total: int) -> None:
-            progress.update(task, completed=done, total=total)
-
-        yield tell
-
-
 def _print(manifest: "RunManifest", statement: "LedgerStatement") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from node.reporting.shown import shown
-    from node.reporting.terminal import PeopleConsole
+    from node.text.shown import shown
+    from node.text.terminal import PeopleConsole
     from protocol.identity import peer_id_text
 
     console = PeopleConsole()
@@ -204,3 +185,96 @@ def _statement_json(manifest: "RunManifest", statement: "LedgerStatement") -> di
         "samples_forgotten": statement.forgotten,
         "samples_in_flight": statement.in_flight,
     }
+
+
+evidence_app = typer.Typer(
+    help=(
+        "List the peers convicted in a run, with proof: two contradictory signed "
+        "statements, or a sum that more voters than may lie found to be wrong."
+    ),
+    no_args_is_help=False,
+)
+app.add_typer(evidence_app, name="evidence")
+
+
+@evidence_app.callback(invoke_without_command=True)
+def evidence(
+    context: typer.Context,
+    state: StateOption = None,
+    run: RunOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the evidence that a node holds. The node may be running or stopped."""
+    if hand_down(context):
+        return
+    from node.state.evidence_files import read_evidence, saved_evidence
+    from node.state.stored_manifest import ANY_SIGNER
+
+    folder = RunChoice(state=state, run=run).find().checkpoints.parent
+    found = [(path, read_evidence(path, ANY_SIGNER)) for path in saved_evidence(folder)]
+    if json:
+        print_json({"evidence": [_evidence_json(one) | {"path": str(path)} for path, one in found]})
+    else:
+        for path, one in found:
+            typer.echo(f"{_evidence_line(one)}\n  {path}")
+        typer.echo(f"{len(found)} convicted")
+
+
+@evidence_app.command(name="verify")
+def verify_evidence(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="An evidence file from a node's state folder.")
+    ],
+    json: JsonOption = False,
+) -> None:
+    """Verify an evidence file without a network: its signatures, and that no honest peer would
+    produce them.
+    """
+    from node.state.evidence_files import read_evidence
+    from node.state.stored_manifest import ANY_SIGNER
+
+    found = read_evidence(file, ANY_SIGNER)
+    if json:
+        print_json(_evidence_json(found) | {"verified": True})
+    else:
+        typer.echo(f"{_evidence_line(found)}\nverified: {_proof(found)}")
+
+
+def _evidence_json(found: "Evidence") -> dict[str, object]:
+    from node.state.evidence_files import place_of
+    from protocol.identity import peer_id_text
+
+    return {
+        "peer": peer_id_text(found.subject),
+        "run": found.run.hex(),
+        "accusation": found.accusation.name.lower(),
+        "place": place_of(found),
+        "id": found.entry_id.hex(),
+    }
+
+
+def _proof(found: "Evidence") -> str:
+    from protocol.entry_kinds import Accusation
+    from protocol.evidence import BY_WORDS, Finding, WorkFinding, may_judge_voters
+    from protocol.wire import decode
+
+    if found.accusation not in BY_WORDS:
+        return "both are signed by this peer"
+    finding: Finding | WorkFinding
+    if found.accusation is Accusation.WRONG_SUM:
+        finding = decode(Finding, found.first)
+    else:
+        finding = decode(WorkFinding, found.first)
+    of = len(finding.basis.roster.voters)
+    if not may_judge_voters(finding.basis.roster):
+        return (
+            f"signed by this peer; {len(finding.words)} of {of} voters says otherwise, and so few"
+            " are trusted: it is as good as the founder's word"
+        )
+    return f"signed by this peer; {len(finding.words)} of the {of} voters, not all liars, differ"
+
+
+def _evidence_line(found: "Evidence") -> str:
+    plain = _evidence_json(found)
+    where = f" ({plain['place']})" if plain["place"] else ""
+    return f"{plain['peer']}: {str(plain['accusation']).replace('_', ' ')}{where}"

@@ -6,71 +6,69 @@ They must answer before one has lost patience: no library but typer, and rich fo
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Annotated, NoReturn
 
 import typer
 
-from node.commands.app import app, print_json
-from node.commands.options import JsonOption, RunOption, StateOption
+from node.commands.app import JsonOption, RunOption, StateOption, app, grouped, print_json
+from node.state.ownership import default_state
 from protocol.errors import ConfigError, NetworkError
 
 WATCH_S = 1.0
 
 Screen = tuple[Callable[[object], None], Callable[[str], None]]
 
-WatchOption = Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl+C.")]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LookOptions:
+    """Options of a command that shows what the running node answers."""
+
+    state: StateOption = None
+    run: RunOption = None
+    json: JsonOption = False
+    watch: Annotated[bool, typer.Option("--watch", help="Refresh every second until Ctrl+C.")] = (
+        False
+    )
 
 
 @app.command()
-def status(
-    state: StateOption = None,
-    run: RunOption = None,
-    json: JsonOption = False,
-    watch: WatchOption = False,
-) -> None:
+@grouped
+def status(options: LookOptions) -> None:
     """Show the status of the node running on this machine."""
-    _look("status", state, run, is_json=json, watch=watch)
+    _look("status", options)
 
 
 @app.command()
-def peers(
-    state: StateOption = None,
-    run: RunOption = None,
-    json: JsonOption = False,
-    watch: WatchOption = False,
-) -> None:
+@grouped
+def peers(options: LookOptions) -> None:
     """Show the members of the run and the connected peers."""
-    _look("peers", state, run, is_json=json, watch=watch)
+    _look("peers", options)
 
 
 @app.command()
-def rounds(
-    state: StateOption = None,
-    run: RunOption = None,
-    json: JsonOption = False,
-    watch: WatchOption = False,
-) -> None:
+@grouped
+def rounds(options: LookOptions) -> None:
     """Show the rounds sealed by the node running on this machine."""
-    _look("rounds", state, run, is_json=json, watch=watch)
+    _look("rounds", options)
 
 
 @app.command()
 def doctor(state: StateOption = None, run: RunOption = None, json: JsonOption = False) -> None:
     """Diagnose this node's network (reachability, NAT, relay, clock, paths); suggest remedies."""
-    from node.reporting.json_text import to_plain
     from node.status.client import ask, find_api
     from node.status.doctor import findings
     from node.status.records import NodeStatus, PeerTable
+    from node.text.shown import to_plain
 
-    api = find_api(_default_state() if state is None else state, run)
+    api = find_api(default_state() if state is None else state, run)
     found = findings(ask(api, "/v1/status", NodeStatus), ask(api, "/v1/peers", PeerTable))
     if json:
         print_json({"findings": [to_plain(one) for one in found]})
         return
 
-    from node.reporting.terminal import PeopleConsole
     from node.status.tables import draw_doctor
+    from node.text.terminal import PeopleConsole
 
     PeopleConsole().print(draw_doctor(found))
 
@@ -93,46 +91,40 @@ def look_again(
         pause(WATCH_S)
 
 
-def _look(name: str, state: Path | None, run: str | None, *, is_json: bool, watch: bool) -> None:
+def _look(name: str, options: LookOptions) -> None:
     from node.status.client import ask_plain, find_api
 
-    folder = _default_state() if state is None else state
+    folder = default_state() if options.state is None else options.state
 
     def look() -> object:
         # Found anew each time: a node that starts again has another port and token.
-        return ask_plain(find_api(folder, run), f"/v1/{name}")
+        return ask_plain(find_api(folder, options.run), f"/v1/{name}")
 
-    with _screen(name, is_json=is_json, watch=watch) as (show, tell):
-        if watch:
+    with _screen(name, options) as (show, tell):
+        if options.watch:
             try:
                 look_again(look, show, tell, threading.Event().wait)
             except ConfigError as error:
-                if is_json:
+                if options.json:
                     tell(str(error))
                 raise
         show(look())
 
 
-def _default_state() -> Path:
-    from node.state.folder import default_state
-
-    return default_state()
-
-
 @contextmanager
-def _screen(name: str, *, is_json: bool, watch: bool) -> Iterator[Screen]:
+def _screen(name: str, options: LookOptions) -> Iterator[Screen]:
     """Where answers are shown, and where a failed look is told of."""
-    if is_json:
+    if options.json:
         yield print_json, lambda reason: print_json({"error": reason})
         return
     from rich.text import Text
 
-    from node.reporting.terminal import PeopleConsole
     from node.status.tables import PICTURES
+    from node.text.terminal import PeopleConsole
 
     draw = PICTURES[name]
     console = PeopleConsole()
-    if not (watch and console.is_terminal):
+    if not (options.watch and console.is_terminal):
         yield (lambda body: console.print(draw(body))), console.print
         return
     from rich.live import Live

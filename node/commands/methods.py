@@ -1,12 +1,13 @@
-"""`barnraise check` and `barnraise compare`: what a method costs, and what it gives."""
+"""`check`, `compare` and `demo`: what a method costs, what it gives, and a run to look at, all on
+this machine."""
 
+import time
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from node.commands.app import app, print_json
-from node.commands.options import SEED_MAX, JsonOption
+from node.commands.app import SEED_MAX, JsonOption, app, print_json
 
 
 @app.command()
@@ -25,8 +26,8 @@ def check(
 ) -> None:
     """Check a run.toml: show what its preset sets and what a round costs each node."""
 
-    from node.reporting.terminal import PeopleConsole
     from node.settings.check import check_json, check_run_file, check_step, print_check
+    from node.text.terminal import PeopleConsole
 
     check_step(step_s)
     found = check_run_file(file, peers)
@@ -92,3 +93,54 @@ def compare(
     if json:
         print_json(found)
     raise typer.Exit(status)
+
+
+@app.command()
+def demo(
+    peers: Annotated[
+        int,
+        typer.Option(
+            help="Number of nodes that start together; with 4 or more, one of them is killed."
+        ),
+    ] = 4,
+    rounds: Annotated[int, typer.Option(help="Number of rounds to seal.")] = 40,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="New folder for the plot, the page and the logs.", show_default=False),
+    ] = None,
+    seed: Annotated[
+        int,
+        typer.Option(
+            help="Seed of the first weights and of the order of the text.", min=0, max=SEED_MAX
+        ),
+    ] = 0,
+    json: JsonOption = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints afterwards.")
+    ] = False,
+    test_switch: Annotated[str | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Train a small model with real nodes on this machine; one is killed, one joins late."""
+    began_s = time.monotonic()
+    from rich.console import Console
+
+    from node.demo.main import Surroundings, run_demo
+    from node.demo.options import DemoOptions
+
+    folder = Path(time.strftime("barnraise-demo-%Y%m%d-%H%M%S")) if out is None else out
+    options = DemoOptions(
+        peers=peers,
+        rounds=rounds,
+        seed=seed,
+        folder=folder.absolute(),
+        keep_state=keep,
+        test_switch=test_switch,
+    )
+    around = Surroundings(
+        console=Console(stderr=json, highlight=False),
+        now_s=lambda: time.monotonic() - began_s,
+    )
+    end = run_demo(options, around)
+    if json and end.result is not None:
+        print_json(end.result.as_json())
+    raise typer.Exit(end.status)

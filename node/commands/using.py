@@ -1,61 +1,79 @@
 """`barnraise export`, `barnraise generate`, `barnraise eval`: what was trained, put to use."""
 
+import dataclasses
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.commands.app import app, print_json
-from node.commands.options import JsonOption, ManifestOption, RunOption, StateOption
+from node.commands.app import (
+    ForceOption,
+    JsonOption,
+    RunChoice,
+    app,
+    grouped,
+    print_json,
+    progress_bars,
+    say,
+)
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
     from node.using.child import Evaluated, TextWanted, WeightsSource, WeightsUsed
-    from node.using.export import ExportedFile
+    from node.using.run_on_disk import ExportedFile
 
 RoundOption = Annotated[
     int | None,
     typer.Option("--round", help="Use the weights that this round sealed; by default the newest."),
 ]
-ModelOption = Annotated[
-    Path | None,
-    typer.Option(
-        help=(
-            "Read the weights from a file written by `barnraise export` in place of a state folder."
-        )
-    ),
-]
-ModelFileOption = Annotated[
-    Path | None, typer.Option(help="The model file of the run, if its manifest names one.")
-]
-DeviceOption = Annotated[
-    str, typer.Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.")
-]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsOptions(RunChoice):
+    """Options that name weights, and where to compute with them."""
+
+    round_index: RoundOption = None
+    model: Annotated[
+        Path | None,
+        typer.Option(
+            help=(
+                "Read the weights from a file written by `barnraise export` in place of a state"
+                " folder."
+            )
+        ),
+    ] = None
+    model_file: Annotated[
+        Path | None, typer.Option(help="The model file of the run, if its manifest names one.")
+    ] = None
+    device: Annotated[
+        str, typer.Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.")
+    ] = "auto"
+
+    def source(self) -> "WeightsSource":
+        """Those weights. Raises ConfigError and CheckpointError saying what to do."""
+        from node.using.child import WeightsChoice, find_source
+
+        return find_source(WeightsChoice(**dataclasses.asdict(self)))
 
 
 @app.command()
+@grouped
 def export(
-    state: StateOption = None,
-    run: RunOption = None,
-    manifest: ManifestOption = None,
+    *,
+    choice: RunChoice,
     round_index: RoundOption = None,
     out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+    force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
     """Write a run's weights to one safetensors file that records their origin."""
-    from node.state.folder import default_state
-    from node.using.checkpoint_find import find_run
-    from node.using.export import export_run
+    from node.using.run_on_disk import export_run
 
-    found = find_run(state or default_state(), run=run, manifest=manifest)
-    written = export_run(found, out, _warn, round_index=round_index, force=force)
+    written = export_run(choice.find(), out, _warn, round_index=round_index, force=force)
     if json:
         print_json(_written_json(written))
         return
@@ -66,14 +84,10 @@ def export(
 
 
 @app.command()
+@grouped
 def generate(
-    state: StateOption = None,
-    run: RunOption = None,
-    manifest: ManifestOption = None,
-    round_index: RoundOption = None,
-    model: ModelOption = None,
-    model_file: ModelFileOption = None,
-    device: DeviceOption = "auto",
+    *,
+    weights: WeightsOptions,
     prompt: Annotated[str, typer.Option(help="Text for the model to continue.")] = "",
     num_bytes: Annotated[int, typer.Option("--bytes", help="Number of bytes to generate.")] = 400,
     temperature: Annotated[
@@ -95,20 +109,10 @@ def generate(
     json: JsonOption = False,
 ) -> None:
     """Generate text: the model continues the prompt byte by byte."""
-    from node.using.child import TextWanted, WeightsChoice, find_source
+    from node.using.child import TextWanted
     from training.evaluation import Sampling
 
-    source = find_source(
-        WeightsChoice(
-            state=state,
-            run=run,
-            manifest=manifest,
-            round_index=round_index,
-            model=model,
-            model_file=model_file,
-            device=device,
-        )
-    )
+    source = weights.source()
     wanted = TextWanted(
         prompt=prompt.encode("utf-8", "surrogateescape"),
         num_bytes=num_bytes,
@@ -125,14 +129,10 @@ def generate(
 
 
 @app.command(name="eval")
+@grouped
 def evaluate_run(
-    state: StateOption = None,
-    run: RunOption = None,
-    manifest: ManifestOption = None,
-    round_index: RoundOption = None,
-    model: ModelOption = None,
-    model_file: ModelFileOption = None,
-    device: DeviceOption = "auto",
+    *,
+    weights: WeightsOptions,
     windows: Annotated[
         int, typer.Option(help="Number of held-out windows; fewer are quicker and less exact.")
     ] = 1024,
@@ -142,24 +142,14 @@ def evaluate_run(
     """Measure the loss on the held-out text of the run."""
     import trio
 
-    from node.using.child import Listener, WeightsChoice, evaluate, find_source
+    from node.using.child import Listener, evaluate
     from protocol.errors import ConfigError
 
-    if every and (round_index is not None or model is not None):
+    if every and (weights.round_index is not None or weights.model is not None):
         raise ConfigError("--all takes every checkpoint: leave out --round and --model")
-    source = find_source(
-        WeightsChoice(
-            state=state,
-            run=run,
-            manifest=manifest,
-            round_index=round_index,
-            model=model,
-            model_file=model_file,
-            device=device,
-        )
-    )
-    with _progress() as (begin, tell):
-        listener = Listener(weights=begin, passed_over=_warn)
+    source = weights.source()
+    with progress_bars() as (begin, tell):
+        listener = Listener(weights=lambda w: begin(f"round {w.round}"), passed_over=_warn)
         results = trio.run(partial(evaluate, source, windows, listener, tell, every=every))
     if json:
         rows = [_evaluated_json(result) for result in results]
@@ -173,15 +163,14 @@ def _generate_text(source: "WeightsSource", wanted: "TextWanted") -> None:
     """The text to standard output as it comes, what it is of to standard error."""
     import trio
 
-    from node.reporting.shown import shown
+    from node.text.shown import TextOut, shown
     from node.using.child import Listener, make_text
-    from node.using.text_out import TextOut
 
     out = TextOut(sys.stdout.buffer)
 
     def begin(weights: "WeightsUsed") -> None:
         title = shown(source.manifest.title)
-        _say(f"{title}, round {weights.round}, seed {wanted.sampling.seed}")
+        say(f"{title}, round {weights.round}, seed {wanted.sampling.seed}")
         out.write(wanted.prompt)
 
     listener = Listener(weights=begin, passed_over=_warn)
@@ -199,7 +188,7 @@ def _generate_json(source: "WeightsSource", wanted: "TextWanted") -> None:
     trio.run(make_text, source, wanted, listener, made.append)
     sampling = wanted.sampling
     print_json(
-        _weights_json(used[-1])
+        dataclasses.asdict(used[-1])
         | {
             "run": source.manifest.digest.hex(),
             "title": source.manifest.title,
@@ -213,38 +202,14 @@ def _generate_json(source: "WeightsSource", wanted: "TextWanted") -> None:
     )
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
 def _warn(reason: str) -> None:
-    _say(f"barnraise: {reason}")
-
-
-@contextmanager
-def _progress() -> Iterator[tuple[Callable[["WeightsUsed"], None], Callable[[int, int], None]]]:
-    """What draws a bar on standard error where that is a terminal, and nothing elsewhere."""
-    from rich.progress import Progress
-
-    from node.reporting.terminal import PeopleConsole
-
-    with Progress(console=PeopleConsole(stderr=True), disable=not sys.stderr.isatty()) as progress:
-        tasks = list["TaskID"]()
-
-        def begin(weights: "WeightsUsed") -> None:
-            tasks.append(progress.add_task(f"round {weights.round}", total=None))
-
-        def tell(done: int, total: int) -> None:
-            progress.update(tasks[-1], completed=done, total=total)
-
-        yield begin, tell
+    say(f"barnraise: {reason}")
 
 
 def _print_table(results: Sequence["Evaluated"]) -> None:
     from rich.table import Table
 
-    from node.reporting.terminal import PeopleConsole
+    from node.text.terminal import PeopleConsole
 
     table = Table("round", "step", "tokens", "nats per byte", "bits per byte", "perplexity")
     for result in results:
@@ -259,19 +224,8 @@ def _print_table(results: Sequence["Evaluated"]) -> None:
     )
 
 
-def _weights_json(used: "WeightsUsed") -> dict[str, object]:
-    return {
-        "round": used.round,
-        "step": used.step,
-        "tokens": used.tokens,
-        "seal": used.seal,
-        "parameters": used.parameters,
-        "device": used.device,
-    }
-
-
 def _evaluated_json(result: "Evaluated") -> dict[str, object]:
-    return _weights_json(result.weights) | {
+    return dataclasses.asdict(result.weights) | {
         "loss": result.loss,
         "bits_per_byte": result.bits_per_byte,
         "perplexity": result.perplexity,

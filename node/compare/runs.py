@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.settings.costs import Costs, Line, costs_of
+from node.settings.check import Costs, Line, costs_of
 from node.settings.run_file import Founder, build_manifest, parse_run_file, write_out
-from node.settings.run_sections import InnerSection, OuterSection, RunFile, RunSection
+from node.settings.sections import InnerSection, OuterSection, RunFile, RunSection
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import RunManifest

@@ -44,7 +44,7 @@ from node.state.invitations import IssuedTokens, read_credential
 from node.status.board import EventLog
 from node.trainers.attached_trainer import Attachment
 from node.trainers.model_file import kept_model_file
-from node.trainers.trainer_channel import OpenTrainer, TrainerConfig, open_trainer
+from node.trainers.trainer import OpenTrainer, TrainerConfig, open_trainer
 from node.trainers.work import TrainerWork, WorkParts
 from protocol.core.node_core import NodeCore
 from protocol.errors import ConfigError

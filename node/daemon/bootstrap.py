@@ -26,7 +26,7 @@ from node.peers.neighbours import Neighbourhood, Neighbours, says_so
 from node.peers.public_runs import PublicRun, find_public_runs
 from node.processes.exit_codes import user_error
 from node.processes.loop import run_loop
-from node.settings.node_file import NodeFile, psk_file, read_node_file
+from node.settings.sections import NodeFile, psk_file, read_node_file
 from node.state.config import NodeConfig, PeerAddress, parse_dialable
 from node.state.dht_table import keep_table, read_table
 from node.state.folder import KNOWN_PEERS_FILE

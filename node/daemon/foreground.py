@@ -19,18 +19,17 @@ from node.peers.neighbours import look_around, says_so
 from node.plane.hooks import NodeHooks
 from node.processes.exit_codes import user_error
 from node.processes.loop import run_loop
-from node.reporting.countdown import Countdown
 from node.reporting.logs import Logs, start_logging
 from node.reporting.people import (
+    Countdown,
     Occasion,
     PeopleLog,
     say,
     what_joining_means,
 )
-from node.reporting.terminal import people_console
 from node.reporting.trace_file import tracing
-from node.settings.node_file import node_config, read_node_file
 from node.settings.run_store import found_or_resume
+from node.settings.sections import node_config, read_node_file
 from node.state.config import NodeConfig, parse_dialable
 from node.state.folder import KEY_FILE, MANIFEST_FILE, default_state
 from node.state.keystore import has_identity, load_or_create_identity
@@ -38,6 +37,7 @@ from node.state.lock import locked_state
 from node.state.psk import check_private
 from node.state.stored_manifest import make_run_folder
 from node.status.board import EventLog, StatusBoard
+from node.text.terminal import people_console
 from protocol.errors import BarnraiseError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest

@@ -36,8 +36,7 @@ from node.state.folder import (
 )
 from node.state.known_peers import KnownPeersKeeper
 from node.status.board import StatusBoard
-from node.status.network import LiveNetwork
-from node.status.snapshot import StatusSources, keep_status
+from node.status.snapshot import NetworkView, StatusSources, keep_status
 from node.trainers.attached_trainer import Attachment
 from protocol import events as ev
 from protocol.errors import BarnraiseError, first_of
@@ -254,11 +253,21 @@ async def _start_status(
     nursery: trio.Nursery,
 ) -> None:
     """The board's snapshots, and the server that shows them."""
+    reach = transport.reach
+    view = NetworkView(
+        path=transport.path,
+        traffic_with=transport.traffic_with,
+        round_trip_s=directory.kademlia.times.round_trip_s,
+        seen_as=reach.places.seen,
+        needs_relay=lambda: reach.places.is_wanted,
+        answers_at=reach.dial_back.proved,
+        silent_at=reach.dial_back.refuted,
+    )
     sources = StatusSources(
         core=made.driver.core,
         board=around.board,
         traffic=transport.traffic,
-        network=LiveNetwork(transport, directory),
+        network=view,
         own_addresses=lambda: full_addresses(node.signer.peer_id, transport.addresses()),
         addresses=made.links.acquaintances,
         told=lambda: made.entries.told,
@@ -270,7 +279,7 @@ async def _start_status(
     nursery.start_soon(keep_status, sources)
     port = node.config.status_port
     if port is not None:
-        # aiohttp takes a while to load, and not every node serves.
+        # What it needs takes a while to load, and not every node serves.
         from node.status.server import serve_status
 
         folder = run_folder(node.config.state, node.signed.manifest.digest)

@@ -21,10 +21,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from node.peers.links import Links, Tell
+from node.peers.told import TELLING, all_told
 from node.processes.version import version
 from node.state.config import PeerAddress
 from node.state.evidence_files import save_evidence
 from node.status.board import EventLog, StatusBoard
+from node.status.records import PeerReport
 from protocol import events as ev
 from protocol import limits
 from protocol.clock import WallClock
@@ -41,7 +43,6 @@ from protocol.shared_state.book import SharedState
 from protocol.shared_state.entry_gossip import EntryGossip
 from protocol.shared_state.own import WrittenEntry
 from protocol.shared_state.store import Store
-from protocol.shared_state.told import TELLING, PeerReport, all_told
 
 if TYPE_CHECKING:
     from node.peers.access import Access

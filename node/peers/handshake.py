@@ -5,7 +5,7 @@ from contextlib import suppress
 import trio
 
 from node.peers.access import Access
-from node.reporting.shown import shown
+from node.text.shown import shown
 from protocol import limits
 from protocol.errors import (
     DecodeError,

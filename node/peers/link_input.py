@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from node.peers.invite import CHARACTERS_MAX, LINK_EXAMPLE
-from node.reporting.shown import as_word
 from node.state.ownership import read_secret
+from node.text.shown import as_word
 from protocol.errors import ConfigError
 
 STANDARD_INPUT = "-"

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import trio
 
-from node.reporting.shown import shown
 from node.state.config import PeerAddress
+from node.text.shown import shown
 from protocol import limits
 from protocol.errors import (
     BarnraiseError,

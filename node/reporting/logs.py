@@ -6,6 +6,10 @@ Callers write `logger.info("round sealed round=%d listed=%d", ...)`. Fields are 
 pattern and its arguments, never from the finished text, so that a peer's text can neither end a
 line nor pass for a field: it is escaped, cut, and in quotes where it has blanks. Whoever logs keeps
 tokens and keys out; nothing here could know them.
+
+Of libraries so many lines are written in a while, and then a count. What a stranger does may have a
+library complain, with a traceback each time: a thousand times a second, whoever it is that does it.
+Our own lines have their own bounds, where they are written.
 """
 
 import json
@@ -14,6 +18,7 @@ import logging.handlers
 import math
 import re
 import sys
+import time
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -23,9 +28,80 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from node.reporting.library_lines import LibraryFilter
-from node.reporting.shown import shown
+from node.text.shown import shown
 from protocol.errors import ConfigError
+
+LINES_MAX, WINDOW_S = 10, 60.0
+LIBRARIES_MAX = 256
+"""Names are a program's own, and few; whatever makes them up is counted as one."""
+
+
+@dataclass(slots=True)
+class _Window:
+    began_s: float
+    num_lines: int = 0
+    num_left_out: int = 0
+
+
+class LibraryLines:
+    """Pure: which records of libraries are written. Times never go back."""
+
+    def __init__(self) -> None:
+        self._windows: dict[str, _Window] = {}
+
+    def take(self, library: str, now_s: float) -> tuple[bool, int]:
+        """Whether a line of `library` is written now, and how many were left out before it that
+        nobody was told of."""
+        if library not in self._windows and len(self._windows) >= LIBRARIES_MAX:
+            library = ""
+        window = self._windows.setdefault(library, _Window(now_s))
+        told = 0
+        if now_s - window.began_s >= WINDOW_S:
+            told = window.num_left_out
+            window = self._windows[library] = _Window(now_s)
+        if window.num_lines >= LINES_MAX:
+            window.num_left_out += 1
+            return False, 0
+        window.num_lines += 1
+        return True, told
+
+    def left_out(self) -> list[tuple[str, int]]:
+        """By library what was left out and is not told yet; after that it is."""
+        found = [(name, one.num_left_out) for name, one in sorted(self._windows.items())]
+        for one in self._windows.values():
+            one.num_left_out = 0
+        return [(name, count) for name, count in found if count]
+
+
+class LibraryFilter:
+    """The filter of one handler: ours pass, libraries' warnings so many a minute, others not."""
+
+    def __init__(self, handler: logging.Handler, ours: tuple[str, ...]) -> None:
+        self._handler = handler
+        self._ours = ours
+        self._lines = LibraryLines()
+
+    def __call__(self, record: logging.LogRecord) -> bool:
+        """Whether the handler writes a record."""
+        library = record.name.partition(".")[0]
+        if library in self._ours:
+            return True
+        if record.levelno < logging.WARNING:
+            return False
+        is_written, num_left_out = self._lines.take(library, time.monotonic())
+        if num_left_out:
+            self._tell(library, num_left_out)
+        return is_written
+
+    def close(self) -> None:
+        """Tell what was left out last."""
+        for library, count in self._lines.left_out():
+            self._tell(library, count)
+
+    def _tell(self, library: str, count: int) -> None:
+        message = "library lines were left out library=%s count=%d"
+        self._handler.handle(_own_record(logging.WARNING, message, library, count))
+
 
 LOG_FILE = "node.log"
 FILE_BYTES_MAX = 4 * 1024 * 1024
@@ -73,12 +149,7 @@ class Logs:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -114,15 +185,8 @@ class Logs:
         if issubclass(kind, KeyboardInterrupt):
             self._hook(kind, error, traceback)
             return
-        record = logging.LogRecord(
-            __name__,
-            logging.CRITICAL,
-            __file__,
-            0,
-            "stopped by a bug",
-            (),
-            (kind, error, traceback),
-        )
+        record = _own_record(logging.CRITICAL, "stopped by a bug")
+        record.exc_info = (kind, error, traceback)
         for handler in self._handlers:
             if isinstance(handler, NodeLogFile):
                 handler.handle(record)
@@ -280,10 +344,7 @@ class NodeLogFile(logging.handlers.RotatingFileHandler):
         super().emit(record)
         if lost and self.num_lost == lost:
             self.num_lost = 0
-            message = "log lines were lost count=%d"
-            super().emit(
-                logging.LogRecord(__name__, logging.WARNING, __file__, 0, message, (lost,), None)
-            )
+            super().emit(_own_record(logging.WARNING, "log lines were lost count=%d", lost))
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Count a line that the disk did not take; a bug in a call is shown as ever."""
@@ -338,6 +399,11 @@ class _LastResort(logging.Handler):
         """Hand it on."""
         for handler in self._handlers:
             handler.handle(record)
+
+
+def _own_record(level: int, message: str, *values: object) -> logging.LogRecord:
+    """A record of this module that goes to a handler and past all loggers."""
+    return logging.LogRecord(__name__, level, __file__, 0, message, values, None)
 
 
 def _is_torn(path: Path) -> bool:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from node.status.board import EventLog, peer_texts
+from node.status.board import FORGOTTEN, EventLog, peer_texts
 from protocol import events as ev
 from protocol.catching_up.catchup import CatchUp
 from protocol.core.node_core import NodeCore
@@ -29,13 +29,6 @@ PROGRESS_S = 2.0
 
 FORGOTTEN_S = 30.0
 """After this time a node that lost its log has heard from all peers in reach, and caught up."""
-
-FORGOTTEN = (
-    "the disk lost what this node signed, and of the voters in {where} no other can tell, so it "
-    "waits and signs nothing: start the nodes that know of later rounds. If there are none, this "
-    "run cannot go on: take its weights with barnraise export, and found another with "
-    "barnraise run --new"
-)
 
 
 _SHORT = (

@@ -1,4 +1,9 @@
-"""What `barnraise check` finds in a run.toml: the method written out, and the costs of a round."""
+"""What `barnraise check` finds in a run.toml: the method written out, and the costs of a round.
+
+Costs are those of one node, from the manifest alone: bytes, memory, disk, seconds. What is counted
+is payload, by the formulas below; control messages, proofs and the transport's records come on top:
+some tens of kilobytes a round and peer, as `CONTROL_BYTES` has it.
+"""
 
 import dataclasses
 import math
@@ -10,25 +15,179 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from node.settings.costs import HOME_LINES, Costs, costs_of
+from node.holdings.shard_store import ROUNDS_KEPT as STATES_KEPT
+from node.holdings.states import cell_sizes
 from node.settings.run_file import (
     Founder,
     as_its_preset,
     build_manifest,
+    num_reducers,
+    other_than,
     parse_run_file,
     write_out,
 )
-from node.settings.topology import BUTTERFLY, GATHER, other_than
-from node.trainers.pace import COVER, SHARE
+from node.settings.sections import BUTTERFLY, GATHER
+from node.trainers.choosing import COVER, SHARE
 from protocol import limits
-from protocol.auditing.audit_rounds import FETCHED_WITHIN, ROUNDS_KEPT, SUSPECT_RATE
+from protocol.auditing.audit_rounds import FETCHED_WITHIN, SUSPECT_RATE
+from protocol.auditing.audit_rounds import ROUNDS_KEPT as TRACED_ROUNDS_KEPT
 from protocol.errors import ConfigError
+from protocol.grid import Layout
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.rounds.turns import Turns
 from protocol.segments import kept_states
-from training.compression import make_codec, with_grades
-from training.methods.presets import PRESETS, is_paced
+from training.channel.trainer_end import channel_spec
+from training.compression import in_grade, make_codec, with_grades
+from training.files.state import CHECKPOINTS_KEPT
+from training.methods.presets import IN_PROCESS, PRESETS, is_paced
+from training.outer.optimizers import make_outer
+
+INNER_STATES_KEPT = 3
+"""As `training.loop.inner_state`, whose module needs torch."""
+
+CONTROL_BYTES = 5_000
+"""Of a round, to each other peer: signed messages, beats, gossip, headers. Measured with real nodes
+(`barnraise local --peers 3`, and 6), rounds of a second: 5.1 and 4.3 KB."""
+
+MESSAGE_DELAYS = 8
+"""One-way delays in a row: COMMIT, parts, HAVE, LIST, VOTE, AGG, results, SEAL. Worlds take 0.9 to
+0.95 of what comes of it (`tests/sim/world/test_world_costs.py`)."""
+
+MESSAGE_DELAYS_GATHER = 6
+"""Where everybody sums nobody waits for an AGG or a result."""
+
+NETWORK_BASE_BYTES, TRAINER_BASE_BYTES = 90 << 20, 300 << 20
+"""Of the two processes before they hold a number: libraries, torch."""
+
+_FLOAT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A home's way to the net: megabits per second, and milliseconds there and back."""
+
+    name: str
+    down_mbit: float
+    up_mbit: float
+    rtt_ms: float
+
+
+HOME_LINES = (
+    Line("DSL", 50.0, 10.0, 40.0),
+    Line("cable", 250.0, 40.0, 30.0),
+    Line("fibre", 500.0, 200.0, 15.0),
+)
+"""What homes commonly have; both ends are taken to have the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """Of one node and round; memory and disk are what a node has at its busiest."""
+
+    parameters: int
+    peers: int
+    payload_bytes: int
+    """One contribution, of a codec with grades in the usual one; of fragments the largest."""
+
+    result_bytes: int
+    """What all contributions became, as it travels; of fragments the largest."""
+
+    parts_bytes: int
+    """Of contributions: what leaves a node, and as much comes in; the mean of all fragments."""
+
+    results_bytes: int
+    """The same of results."""
+
+    control_bytes: int
+    network_memory_bytes: int
+    trainer_memory_bytes: int
+    """Weights, gradients, AdamW, anchor, residuals; activations come on top."""
+
+    disk_bytes: int
+    message_delays: int = MESSAGE_DELAYS
+
+    @property
+    def up_bytes(self) -> int:
+        """All that leaves a node in a round; as much comes in."""
+        return self.parts_bytes + self.results_bytes + self.control_bytes
+
+    def exchange_s(self, line: Line) -> float:
+        """From the last COMMIT to the last SEAL where all have such a line."""
+        # Parts and results follow each other; of either as much goes up as comes down.
+        rate = 1e6 / 8 * min(line.up_mbit, line.down_mbit)
+        return self.up_bytes / rate + self.message_delays * line.rtt_ms / 2000
+
+
+def costs_of(manifest: RunManifest, peers: int) -> Costs:
+    """The costs of a node among so many. Raises ConfigError for a manifest that cannot run."""
+    layout, outer = manifest.layout(0), manifest.outer
+    numel, slots = layout.numel, len(make_outer(outer).slots)
+    codec = make_codec(outer)
+    # Each round is about another fragment.
+    payloads = [
+        sum(in_grade(codec, 0, numel).payload_bytes(numel) for numel in numels)
+        for numels in layout.cell_numels
+    ]
+    largest = max(sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels)
+    results_each = [sum(sizes) for sizes in cell_sizes(manifest).result]
+    payload, result = max(payloads), max(results_each)
+    reducers = num_reducers(peers, manifest.trust, outer.topology)
+    turns = peers * layout.num_fragments
+    parts = sum(payloads) * reducers * (peers - 1) // turns
+    results = sum(results_each) * (peers - reducers) // turns
+    if outer.preset in IN_PROCESS:
+        parts, results = round(payload * IN_PROCESS[outer.preset].copies(peers)), 0
+    vectors = _FLOAT_BYTES * numel
+    state = vectors * (1 + slots)
+    has_residual = outer.feedback > 0
+    # The own contribution, and the parts of what this node sums.
+    held = outer.overlap * largest * (1 + reducers * (peers - 1) / peers)
+    if outer.everybody_sums:
+        held *= 1 + STATES_KEPT  # Who is a round behind sums them too.
+    kept = result * limits.RESULT_ROUNDS_KEPT
+    inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
+    # SCAFFOLD: c, c_r before and after, the anchor; beside them in memory the correction.
+    variates = 4 * PRESETS[outer.preset](manifest.rounds).has_variates
+    # SPARTA: the weights of a replica, which the round's anchor does not have.
+    inner += vectors * (variates + PRESETS[outer.preset](manifest.rounds).has_own_weights)
+    is_uphill = manifest.inner.sam_radius > 0.0  # What to come back to.
+    channel = channel_spec(manifest, 0).used_bytes
+    return Costs(
+        parameters=numel,
+        peers=peers,
+        payload_bytes=payload,
+        result_bytes=result,
+        parts_bytes=parts,
+        results_bytes=results,
+        control_bytes=CONTROL_BYTES * (peers - 1),
+        # The states and results of the last rounds, of this one, and the one in the making.
+        network_memory_bytes=int(
+            NETWORK_BASE_BYTES + (state + result) * (STATES_KEPT + 2) + held + channel
+        ),
+        # Weights, gradients, two moments, the anchor, what is encoded; the residual and the next.
+        trainer_memory_bytes=TRAINER_BASE_BYTES
+        + vectors * (6 + 3 * has_residual + variates + bool(variates) + is_uphill)
+        + payload,
+        disk_bytes=state * (CHECKPOINTS_KEPT + 1)
+        + inner * (INNER_STATES_KEPT + 1)
+        + kept
+        + channel,
+        message_delays=MESSAGE_DELAYS_GATHER if outer.everybody_sums else MESSAGE_DELAYS,
+    )
+
+
+def inner_state_bytes(layout: Layout, *, has_residual: bool, overlap: int = 1) -> int:
+    """What a trainer keeps of a round on the disk, beside its contribution: two moments, residuals
+    before and after, and the working weights of all fragments but the round's, which with two in
+    flight goes on as well."""
+    numels = layout.fragment_numels
+    residuals = (layout.numel + max(numels)) * has_residual
+    drifting = layout.numel - (min(numels) if overlap == 1 else 0)
+    return _FLOAT_BYTES * (2 * layout.numel + residuals + drifting)
+
+
+# What is found, for programs and for people -----------------------------------------------------
 
 MIB = 1 << 20
 STEP_S_MIN, STEP_S_MAX = 1e-6, 86_400.0
@@ -100,32 +259,26 @@ def round_s_on(found: Checked, exchange_s: float, step_s: float) -> float:
 def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
     """The line that `--json` ends with; seconds are of one round."""
     manifest, costs, outer = found.manifest, found.costs, found.manifest.outer
-    lines = []
-    for line in HOME_LINES:
+
+    def of_line(line: Line) -> dict[str, object]:
         exchange_s = costs.exchange_s(line)
-        steps = steps_on(found, exchange_s, step_s)
-        lines.append(
-            {
-                "line": line.name,
-                "down_mbit": line.down_mbit,
-                "up_mbit": line.up_mbit,
-                "rtt_ms": line.rtt_ms,
-                "exchange_s": round(exchange_s, 3),
-                "steps": steps,
-                "round_s": None
-                if step_s is None
-                else round(round_s_on(found, exchange_s, step_s), 3),
-            }
-        )
+        round_s = None if step_s is None else round(round_s_on(found, exchange_s, step_s), 3)
+        about = dataclasses.asdict(line)
+        return {
+            "line": about.pop("name"),
+            **about,
+            "exchange_s": round(exchange_s, 3),
+            "steps": steps_on(found, exchange_s, step_s),
+            "round_s": round_s,
+        }
+
+    def of(record: object, *names: str) -> dict[str, object]:
+        return {name: getattr(record, name) for name in names}
+
     return {
-        "preset": outer.preset,
-        "codec": outer.codec,
+        **of(outer, "preset", "codec"),
         "codec_settings": {one.name: one.value for one in outer.codec_settings},
-        "feedback": outer.feedback,
-        "aggregator": outer.aggregator,
-        "optimizer": outer.optimizer,
-        "learning_rate": outer.learning_rate,
-        "momentum": outer.momentum,
+        **of(outer, "feedback", "aggregator", "optimizer", "learning_rate", "momentum"),
         "fragments": len(manifest.shards[0].fragments),
         "overlap": outer.overlap,
         "then": [dataclasses.asdict(one) for one in outer.then],
@@ -136,18 +289,14 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "rounds": manifest.rounds,
         "changed": list(found.changed),
         "warnings": list(found.warnings),
-        "parameters": costs.parameters,
-        "peers": costs.peers,
-        "payload_bytes": costs.payload_bytes,
-        "result_bytes": costs.result_bytes,
-        "up_bytes": costs.up_bytes,
+        **of(costs, "parameters", "peers", "payload_bytes", "result_bytes", "up_bytes"),
         "down_bytes": costs.up_bytes,
         "memory_bytes": costs.network_memory_bytes + costs.trainer_memory_bytes,
         "disk_bytes": costs.disk_bytes,
         "audited_share": round(manifest.audits.rate / manifest.audits.segments, 6),
         "audit_bytes": round(manifest.audits.rate * audit_bytes(found)),
         "trace_bytes": trace_bytes(found),
-        "lines": lines,
+        "lines": [of_line(line) for line in HOME_LINES],
     }
 
 
@@ -176,7 +325,7 @@ def trace_bytes(found: Checked) -> int:
     # Of v auditors each is drawn with rate / v: none with e^-rate, for many.
     drawn = (FETCHED_WITHIN + 1) * (1.0 - math.exp(-max(audits.rate, SUSPECT_RATE)))
     whole = 2 + drawn
-    vectors = ROUNDS_KEPT * anchor + whole * others + (1 + drawn) * first_moments
+    vectors = TRACED_ROUNDS_KEPT * anchor + whole * others + (1 + drawn) * first_moments
     return round(4 * vectors * found.costs.parameters)
 
 

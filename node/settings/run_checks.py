@@ -1,29 +1,14 @@
 """What is wrong with a run.toml: a line for each key, with what to write instead."""
 
 import math
-from collections.abc import Collection, Iterator
-from typing import Annotated, get_args, get_type_hints
+from collections.abc import Collection, Iterable, Iterator
+from typing import get_args, get_type_hints
 
-from node.reporting.shown import shown
-from node.settings.run_sections import GPT_SETTINGS, RunFile
-from node.settings.then_checks import HINTS, impossible_then, unknown_in_then
-from node.settings.toml_file import did_you_mean, key_text
-from node.settings.topology import BUTTERFLY, GATHER
-from node.trainers.model_file import DRAWN
-from protocol import limits
+from node.settings.sections import BUTTERFLY, GATHER, GPT_SETTINGS, RunFile
+from node.settings.toml_file import Section, did_you_mean, key_text
+from node.text.shown import shown
 from protocol.errors import ConfigError
-from protocol.manifest import (
-    AdmissionSpec,
-    AuditSpec,
-    CorpusSpec,
-    InnerSpec,
-    ModelSpec,
-    Name,
-    OuterSpec,
-    RunManifest,
-    StopSpec,
-    TimingSpec,
-)
+from protocol.manifest import Name
 from protocol.wire import INT_MAX, OneOf, Range, Size, Spelled
 from training.aggregation import AGGREGATORS
 from training.compression import (
@@ -35,47 +20,37 @@ from training.compression import (
     with_grades,
 )
 from training.data.corpus import CORPORA
-from training.methods.presets import AUTO, IN_PROCESS, NOT_YET, PRESETS, is_paced, wrong_flight
+from training.methods.presets import (
+    AUTO,
+    IN_PROCESS,
+    NOT_YET,
+    PRESETS,
+    is_paced,
+    wrong_flight,
+    wrong_then,
+)
 from training.models.genesis import MODEL_FILE, SCHEMAS
 from training.outer.optimizers import OUTER_OPTIMIZERS
 
 RESULT_BITS = 8
 """R7: of an element of a result, at least."""
 
-_KINDS = {
-    "run": RunManifest,
-    "stop": StopSpec,
-    "admission": AdmissionSpec,
-    "audits": AuditSpec,
-    "model": ModelSpec,
-    "corpus": CorpusSpec,
-    "inner": InnerSpec,
-    "outer": OuterSpec,
-    "timing": TimingSpec,
-}
-"""Which part of the manifest has the bounds of a section's keys."""
-
-_BOUNDS_OF_OUR_OWN = {
-    "cell_elements": Annotated[int, Range(limits.CELL_ELEMENTS_MIN, limits.CELL_ELEMENTS_MAX)],
-    "fragments": Annotated[int, Range(1, limits.FRAGMENTS_MAX)],
-    "uplink_mbit": Annotated[float, Range(0.01, 1e6)],
-    "date": Annotated[int, Range(0, 2**53)],
-    "first_values": Annotated[str, OneOf((DRAWN,))],
-}
-"""Keys that have another name or another place in the manifest."""
-
-
 _NAME = next(one for one in get_args(Name) if isinstance(one, Spelled)).pattern
 
 
 def out_of_bounds(parsed: RunFile) -> Iterator[str]:
     """A line for each value that no manifest admits."""
-    for section, kind in _KINDS.items():
-        bounds = get_type_hints(kind, include_extras=True) | _BOUNDS_OF_OUR_OWN
-        for key, value in getattr(parsed, section):
-            yield from _bounded((section, key), bounds.get(key), value)
-    for key, value in parsed.outer.then or ():
-        yield from _bounded(("outer", "then", key), HINTS[key], value)
+    sections: dict[tuple[str, ...], Section | None] = {(name,): part for name, part in parsed}
+    sections["outer", "then"] = parsed.outer.then
+    for where, section in sections.items():
+        if section is None:
+            continue
+        # A key's bounds are its own, or those of the part of the manifest that its section becomes.
+        hints = get_type_hints(getattr(section, "law", object), include_extras=True)
+        for key, value in section:
+            own = type(section).model_fields[key].metadata
+            of_law: Iterable[object] = getattr(hints.get(key), "__metadata__", ())
+            yield from _bounded((*where, key), own or of_law, value)
     for key, value in parsed.model.settings.items():
         if _NAME.fullmatch(key) is None:
             yield (
@@ -86,15 +61,14 @@ def out_of_bounds(parsed: RunFile) -> Iterator[str]:
             yield f"[model.settings] {key} must be a number, a text, true or false"
 
 
-def _bounded(where: tuple[str, ...], hint: object, value: object) -> Iterator[str]:
-    why = _outside(hint, value)
+def _bounded(where: tuple[str, ...], bounds: Iterable[object], value: object) -> Iterator[str]:
+    why = _outside(list(bounds), value)
     if why is not None:
         yield f"{key_text(where)} is {shown(repr(value), 60)}; it must be {why}"
 
 
-def _outside(hint: object, value: object) -> str | None:
+def _outside(bounds: list[object], value: object) -> str | None:
     """What a value should have been; None for one within its bounds, or without any."""
-    bounds = list(getattr(hint, "__metadata__", ()))
     if type(value) is int and not bounds:
         bounds = [Range(0, INT_MAX)]
     for bound in bounds:
@@ -134,13 +108,17 @@ def unknown_names(parsed: RunFile) -> Iterator[str]:
         if key == "preset" and name in NOT_YET:
             yield f"[outer] preset {name!r} is not there yet: it needs {NOT_YET[name]}"
         else:
-            guess = did_you_mean(name, list(known))
-            yield f"{key_text((section, key))} {shown(repr(name), 60)} is unknown; {guess}"
-    yield from unknown_in_then(parsed)
+            yield _unknown((section, key), name, known)
+    yield from _unknown_in_then(parsed)
     if parsed.model.name == "gpt" and parsed.model.file is None:
         for key in parsed.model.settings.keys() - GPT_SETTINGS.keys():
             guess = did_you_mean(key, list(GPT_SETTINGS))
             yield f"[model.settings] {key} is no setting of the model gpt; {guess}"
+
+
+def _unknown(where: tuple[str, ...], name: str, known: Collection[str]) -> str:
+    guess = did_you_mean(name, list(known))
+    return f"{key_text(where)} {shown(repr(name), 60)} is unknown; {guess}"
 
 
 def not_in_nodes(expanded: RunFile) -> Iterator[str]:
@@ -178,7 +156,7 @@ def impossible(expanded: RunFile) -> Iterator[str]:
     yield from _with_variates(expanded)
     yield from _with_own_weights(expanded)
     yield from _in_flight(expanded)
-    yield from impossible_then(expanded)
+    yield from _impossible_then(expanded)
     try:
         codec = codec_named(outer.codec, outer.codec_settings)
     except ConfigError as error:
@@ -338,3 +316,68 @@ def _in_flight(expanded: RunFile) -> Iterator[str]:
             f"[inner] inner_steps is {steps}, and {name!r} takes an outcome over {tau} "
             f"steps into the next round; set it to {tau + 1} or more, or [outer] overlap to 1"
         )
+
+
+# [outer.then], the method that follows ----------------------------------------------------------
+
+_KEPT = ("codec", "feedback", "aggregator", "fragments")
+"""Of a preset; a run has one of each throughout."""
+
+_INNER = (
+    ("inner_steps", "inner_steps"),
+    ("optimizer", "inner_optimizer"),
+    ("sam_radius", "sam_radius"),
+)
+"""Likewise, keys of [inner] and what a preset calls them."""
+
+
+def _unknown_in_then(parsed: RunFile) -> Iterator[str]:
+    """Names that no component has, a round that the run does not have, and what each of the two
+    presets has of its own where the run has one throughout."""
+    then, rounds = parsed.outer.then, parsed.run.rounds
+    if then is None:
+        return
+    for key, name, known in (
+        ("preset", then.preset, PRESETS),
+        ("optimizer", then.optimizer, OUTER_OPTIMIZERS),
+    ):
+        if name is not None and name not in known:
+            yield _unknown(("outer", "then", key), name, known)
+            return
+    if then.from_round > rounds:
+        yield (
+            f"[outer.then] from_round is {then.from_round}, and there are {rounds} rounds; take "
+            f"{max(1, rounds // 2)}, or leave the section out"
+        )
+    if parsed.outer.preset not in PRESETS:
+        return
+    first, later = (PRESETS[one](rounds) for one in (parsed.outer.preset, then.preset))
+    for key in _KEPT:
+        ours, theirs = getattr(first, key), getattr(later, key)
+        if ours != theirs and getattr(parsed.outer, key) is None:
+            yield (
+                f"[outer] {key} is {ours!r} by {parsed.outer.preset!r} and {theirs!r} by "
+                f"{then.preset!r}, and a run has one throughout; name the one that you want"
+            )
+    for key, of_preset in _INNER:
+        ours, theirs = getattr(first, of_preset), getattr(later, of_preset)
+        if ours != theirs and getattr(parsed.inner, key) is None:
+            yield (
+                f"[inner] {key} is {ours!r} by {parsed.outer.preset!r} and {theirs!r} by "
+                f"{then.preset!r}; name the one that you want"
+            )
+
+
+def _impossible_then(expanded: RunFile) -> Iterator[str]:
+    """What does not follow the preset of the run, written out."""
+    outer = expanded.outer
+    if outer.then is None:
+        return
+    assert outer.fragments is not None, "written out"
+    assert outer.overlap is not None, "written out"
+    flight = {"fragments": outer.fragments, "overlap": outer.overlap}
+    try:
+        for why in wrong_then(outer.preset, outer.then.preset, **flight):
+            yield f"[outer.then] {why}" if not why.startswith("[") else why
+    except ConfigError as error:
+        yield f"[outer.then] {error}"

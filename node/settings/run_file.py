@@ -2,23 +2,30 @@
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
-from node.reporting.shown import shown
 from node.settings.run_checks import impossible, not_in_nodes, out_of_bounds, unknown_names
-from node.settings.run_sections import (
+from node.settings.sections import (
+    BUTTERFLY,
+    GATHER,
     GPT_SETTINGS,
     AccessSection,
     AdmissionSection,
     OuterSection,
     RunFile,
-    ThenSection,
 )
-from node.settings.toml_file import key_text, parse_sections, parse_toml, read_toml, read_toml_bytes
-from node.settings.topology import BUTTERFLY, topology_for
+from node.settings.toml_file import (
+    Section,
+    key_text,
+    parse_sections,
+    parse_toml,
+    read_toml,
+    read_toml_bytes,
+)
+from node.text.shown import shown
 from node.trainers.model_file import DRAWN, founders_model
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, ManifestError
@@ -41,15 +48,14 @@ from protocol.manifest import (
     TimingSpec,
     check_size,
 )
-from training.compression import codec_defaults
+from protocol.rounds.belief import copies, liars
+from training.compression import codec_defaults, make_codec, result_codec
 from training.data.corpus import pin_corpus
 from training.methods.presets import AUTO, PRESETS, Preset, momentum_for
 from training.models.genesis import MODEL_FILE, shard_spec
 from training.outer.optimizers import make_outer
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from protocol.wire import Scalar
 
 logger = logging.getLogger(__name__)
@@ -224,69 +230,68 @@ def _first_changed(location: tuple[str, ...], before: object, after: object) -> 
     return f"{key_text(location)} was {shown(repr(before), 60)} and is {shown(repr(after), 60)}"
 
 
+S = TypeVar("S", bound=Section)
+
+
+def _filled(section: S, defaults: Mapping[str, object]) -> S:
+    """A section with these values for the keys that it leaves out."""
+    missing = {key: value for key, value in defaults.items() if getattr(section, key) is None}
+    return section.model_copy(update=missing)
+
+
 def _expanded(parsed: RunFile) -> RunFile:
     """The file with all written out that its preset stands for, and the defaults that depend on
     other keys."""
     given, model = parsed.outer, parsed.model
     preset = preset_of(given, parsed.run.rounds)
     codec = given.codec or preset.codec
-    optimizer = given.optimizer or preset.optimizer
-    momentum = preset.momentum if optimizer == preset.optimizer else _momentum(optimizer, parsed)
+    overlap, then = preset.overlap, given.then
+    if then is not None:
+        # The network has as many in flight throughout; trainers wait until the later method begins.
+        later = PRESETS[then.preset](parsed.run.rounds)
+        overlap = max(overlap, later.overlap)
+        then = _filled(then, _outer_step(later, then.optimizer, parsed))
     defaults = {
         "codec": codec,
         "feedback": preset.feedback,
         "aggregator": preset.aggregator or _RULES[parsed.run.trust],
-        "optimizer": optimizer,
-        "learning_rate": preset.learning_rate,
-        "momentum": momentum,
         "fragments": 1 if preset.is_delayed else max(preset.fragments, given.overlap or 1),
-        "overlap": preset.overlap,
+        "overlap": overlap,
     }
-    if given.then is not None:
-        # The network has as many in flight throughout; trainers wait until the later method begins.
-        later = PRESETS[given.then.preset](parsed.run.rounds)
-        defaults["overlap"] = max(preset.overlap, later.overlap)
-    settings = dict(codec_defaults(codec))
+    outer = _filled(given, defaults | _outer_step(preset, given.optimizer, parsed))
+    settings: dict[str, object] = dict(codec_defaults(codec))
     if codec == preset.codec:
         settings |= preset.codec_settings
-    missing: dict[str, object] = {
-        key: value for key, value in defaults.items() if getattr(given, key) is None
-    }
-    missing["codec_settings"] = settings | {
+    settings |= {
         # A manifest has one form of a number: 1 written for a fraction is 1.0.
         key: float(value) if type(value) is int and type(settings.get(key)) is float else value
         for key, value in given.codec_settings.items()
     }
+    outer = outer.model_copy(update={"codec_settings": settings, "then": then})
     if model.file is not None:
         model = model.model_copy(update={"name": MODEL_FILE})
     elif model.name == "gpt":
         model = model.model_copy(update={"settings": {**GPT_SETTINGS, **model.settings}})
-    inner = parsed.inner
     own = {
         "inner_steps": preset.inner_steps,
         "optimizer": preset.inner_optimizer,
         "sam_radius": preset.sam_radius,
     }
-    inner = inner.model_copy(update={k: v for k, v in own.items() if getattr(inner, k) is None})
-    missing["then"] = _then(given.then, parsed)
-    outer = given.model_copy(update=missing)
-    filled = {"outer": outer, "model": model, "inner": inner, "admission": _admission(parsed)}
+    inner, admission = _filled(parsed.inner, own), _admission(parsed)
+    filled = {"outer": outer, "model": model, "inner": inner, "admission": admission}
     return parsed.model_copy(update=filled)
 
 
-def _then(given: ThenSection | None, parsed: RunFile) -> ThenSection | None:
-    if given is None:
-        return None
-    preset = PRESETS[given.preset](parsed.run.rounds)
-    optimizer = given.optimizer or preset.optimizer
-    momentum = preset.momentum if optimizer == preset.optimizer else _momentum(optimizer, parsed)
-    defaults = {
+def _outer_step(preset: Preset, named: str | None, parsed: RunFile) -> dict[str, object]:
+    """A preset's outer optimizer and its numbers, or what suits the one that is named instead."""
+    optimizer, momentum = named or preset.optimizer, preset.momentum
+    if optimizer != preset.optimizer:
+        momentum = 0.0 if optimizer == "sgd" else momentum_for(parsed.run.rounds)
+    return {
         "optimizer": optimizer,
         "learning_rate": preset.learning_rate,
         "momentum": momentum,
     }
-    missing = {key: value for key, value in defaults.items() if getattr(given, key) is None}
-    return given.model_copy(update=missing)
 
 
 def _with_topology(expanded: RunFile) -> RunFile:
@@ -311,9 +316,7 @@ def _admission(parsed: RunFile) -> AdmissionSection:
         "probation": PROBATION if is_open and parsed.admission.ramp != 0 else 0,
         "ramp": RAMP if is_open else 0,
     }
-    given = parsed.admission
-    missing = {key: value for key, value in by_default.items() if getattr(given, key) is None}
-    return given.model_copy(update=missing)
+    return _filled(parsed.admission, by_default)
 
 
 def preset_of(given: OuterSection, rounds: int) -> Preset:
@@ -322,10 +325,6 @@ def preset_of(given: OuterSection, rounds: int) -> Preset:
     if given.preset == AUTO and given.uplink_mbit is not None:
         return factory(rounds, uplink_mbit=given.uplink_mbit)
     return factory(rounds)
-
-
-def _momentum(optimizer: str, parsed: RunFile) -> float:
-    return 0.0 if optimizer == "sgd" else momentum_for(parsed.run.rounds)
 
 
 def _outer_spec(section: OuterSection) -> OuterSpec:
@@ -359,3 +358,38 @@ def _check_context(model: ModelSpec, corpus: CorpusSpec) -> None:
     most = corpus.block_bytes // 2
     if isinstance(context, int) and context > most:
         raise ManifestError(f"[model.settings] context is {context}; the text admits 1 to {most}")
+
+
+# Who sums so that the fewest bytes travel: few each cell, or everybody all cells (R8) ------------
+
+EXPECTED_PEERS = 8
+"""For so many a founder's file chooses where it says nothing: nobody knows how many come."""
+
+
+def num_reducers(peers: int, trust: str, topology: str) -> int:
+    """How many sum each cell; each has the result of what it summed."""
+    if topology == GATHER:
+        return peers
+    # In an open run in which all vote more than may lie.
+    return min(peers, max(copies(trust), liars(peers, trust) + 1))
+
+
+def topology_for(spec: OuterSpec, trust: str, peers: int = EXPECTED_PEERS) -> str:
+    """Gather where all contributions whole are fewer bytes than shares of them and of the result.
+
+    Never with two rounds in flight (R5): nobody explored that.
+    Raises ConfigError for a codec that is none.
+    """
+    if spec.overlap > 1:
+        return BUTTERFLY
+    numel = limits.CELL_ELEMENTS_MAX
+    payload = make_codec(spec).payload_bytes(numel)
+    result = result_codec(spec).payload_bytes(numel)
+    reducers = num_reducers(peers, trust, BUTTERFLY)
+    of_few = payload * reducers * (peers - 1) + result * (peers - reducers)
+    return GATHER if payload * peers * (peers - 1) < of_few else BUTTERFLY
+
+
+def other_than(topology: str) -> str:
+    """The other one."""
+    return BUTTERFLY if topology == GATHER else GATHER

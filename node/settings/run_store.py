@@ -15,7 +15,7 @@ from node.settings.run_file import (
     read_run_file,
     run_file_of,
 )
-from node.settings.run_sections import RunFile
+from node.settings.sections import RunFile
 from node.settings.toml_file import read_toml_bytes
 from node.state.folder import (
     FOUNDED_FILE,

@@ -1,14 +1,25 @@
-"""Reading the two TOML files, and saying what is wrong in words that name file, section and key."""
+"""The two TOML files: their keys as they are declared, written with a comment each, and read.
 
+What is wrong with a file is said in words that name file, section and key.
+"""
+
+import ast
 import difflib
+import inspect
+import itertools
+import json
+import sys
+import textwrap
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from node.reporting.shown import shown
+from node.text.shown import shown
 from protocol.errors import ConfigError
 from protocol.limits import KIB
 
@@ -34,6 +45,101 @@ class Section(BaseModel):
 
 
 S = TypeVar("S", bound=Section)
+
+
+def key(
+    default: Any = None,  # noqa: ANN401 - of the key's own type, as with pydantic's Field
+    *,
+    example: object = None,
+    gap: int = 0,
+    is_first: bool = False,
+    section: type[Section] | None = None,
+) -> Any:  # noqa: ANN401
+    """Declare a key that a template shows in a way of its own; the string below it is its comment.
+
+    A key with an `example` is shown behind a mark, with that as its value. `gap` is the least
+    number of blanks before its comment. `is_first` puts it before the others of its section; the
+    keys of a `section` stand below a line of its own.
+    """
+    look: Any = {"example": example, "gap": gap, "is_first": is_first, "section": section}
+    return Field(default, json_schema_extra=look)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemplateLook:
+    """Where comments begin, the least blanks before them, and whether all keys are behind marks."""
+
+    column: int
+    gap: int
+    is_marked: bool = False
+
+
+def template_lines(
+    kind: type[Section], look: TemplateLook, given: Mapping[str, object], within: str = ""
+) -> Iterator[str]:
+    """A file with every key of `kind` at its default, or as it is `given`, and its comment.
+
+    A key that is left out by default and has no example is not shown: it is for few.
+    """
+    comments = _comments(kind)
+    subsections = []
+    looks: dict[str, Any] = {
+        name: field.json_schema_extra or {} for name, field in kind.model_fields.items()
+    }
+    for name in sorted(looks, key=lambda name: not looks[name].get("is_first")):
+        field, own, comment = kind.model_fields[name], looks[name], comments.get(name, "")
+        section, example = own.get("section") or field.annotation, own.get("example")
+        if isinstance(section, type) and issubclass(section, Section):
+            # One without keys of its own, or without a default, is for who wants it.
+            mark = "# " * (field.default is None or section is Section)
+            subsections.append((f"{mark}[{within}{name}]", comment, section, f"{within}{name}."))
+            continue
+        default = field.get_default(call_default_factory=True)
+        value = given.get(name, default if example is None else example)
+        if value is not None:
+            mark = "# " * (look.is_marked or example is not None)
+            yield from _commented(f"{mark}{name} = {_toml(value)}", comment, look, own.get("gap"))
+    for head, comment, section, inner in subsections:
+        yield ""
+        yield from _commented(head, comment, look)
+        yield from template_lines(section, look, given, inner)
+
+
+def _comments(kind: type[Section]) -> dict[str, str]:
+    """By key the string that stands below its declaration."""
+    tree = ast.parse(inspect.getsource(sys.modules[kind.__module__]))
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    found = {}
+    for before, node in itertools.pairwise(classes[kind.__name__].body):
+        match before, node:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(comment))),
+            ):
+                found[name] = inspect.cleandoc(comment)
+    return found
+
+
+def _commented(
+    head: str, comment: str, look: TemplateLook, gap: int | None = None
+) -> Iterator[str]:
+    """The comment of a key or a section beside it; behind a blank line in it a new one begins."""
+    if not comment:
+        yield head
+    start = max(look.column, len(head) + (gap or look.gap))
+    behind = ("#" * look.is_marked).ljust(look.column)
+    for paragraph in filter(None, comment.split("\n\n")):
+        first, later = f"{head.ljust(start)}# ", f"{behind}# "
+        yield from textwrap.wrap(paragraph, 100, initial_indent=first, subsequent_indent=later)
+        head, start = behind, look.column
+
+
+def _toml(value: object) -> str:
+    """Of the few kinds of value that a template has."""
+    if isinstance(value, datetime):
+        return value.isoformat().replace("+00:00", "Z")
+    # A JSON string is a TOML string: the same quotes and escapes.
+    return json.dumps(value, ensure_ascii=False)
 
 
 def read_toml(path: Path) -> dict[str, object]:

@@ -5,8 +5,8 @@ Copies for people. What the node itself goes by is in the replicated state.
 
 from pathlib import Path
 
-from node.reporting.shown import shown
 from node.state.folder import write_atomically
+from node.text.shown import shown
 from protocol import limits
 from protocol.errors import ConfigError, PeerError, StateError
 from protocol.evidence import Evidence, decode_evidence

@@ -3,8 +3,8 @@
 import logging
 from pathlib import Path
 
-from node.reporting.shown import shown
 from node.state.folder import MANIFEST_FILE, make_folder, run_folder, write_atomically
+from node.text.shown import shown
 from protocol import limits
 from protocol.errors import ConfigError, PeerError, VersionError, WireVersionError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, Signer

@@ -7,14 +7,12 @@ status server's snapshots are made.
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Protocol, TextIO, TypeVar
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Protocol, TextIO, TypeVar, get_type_hints
 
 import trio
 
-from node.reporting.json_text import json_text
-from node.reporting.shown import shown
 from node.status.records import (
     FAULTS_KEPT,
     ROUNDS_KEPT,
@@ -24,16 +22,26 @@ from node.status.records import (
     Snapshot,
     TrainerRecord,
 )
+from node.text.shown import json_text, shown
 from protocol.identity import PeerId, peer_id_text
 
 logger = logging.getLogger(__name__)
 
-N = TypeVar("N", int, float)
+T = TypeVar("T", RoundRecord, MethodRecord, TrainerRecord)
 
 Field = str | int | float | bool | None | list[str]
 
 WARNINGS_KEPT = 8
 WARNING_CHARACTERS_MAX = 300
+
+
+FORGOTTEN = (
+    "the disk lost what this node signed, and of the voters in {where} no other can tell, so it "
+    "waits and signs nothing: start the nodes that know of later rounds. If there are none, this "
+    "run cannot go on: take its weights with barnraise export, and found another with "
+    "barnraise run --new"
+)
+"""The warning of a node that waits for a memory which it cannot get (R12)."""
 
 
 class EventSink(Protocol):
@@ -135,7 +143,7 @@ class StatusBoard:
             case "validation":
                 self._validate(_count(fields.get("round")), _number(fields.get("loss")))
             case "method":
-                self.method = _method(fields)
+                self.method = _record_of(MethodRecord, fields)
             case "trainer" | "trainer_ready" | "progress":
                 self._hear_trainer(fields)
             case "fault":
@@ -151,27 +159,17 @@ class StatusBoard:
                 self._warn(_text(fields.get("key")), _text(fields.get("text")))
 
     def _seal(self, fields: dict[str, Field]) -> None:
-        round_index = _count(fields.get("round"))
-        total = (_count(fields.get("bytes_up")), _count(fields.get("bytes_down")))
-        listed = fields.get("listed")
-        record = RoundRecord(
-            round=round_index,
-            digest=_text(fields.get("digest")),
-            listed=tuple(listed) if isinstance(listed, list) else (),
-            was_listed=fields.get("was_listed") is True,
-            members=_count(fields.get("members")),
-            voters=_count(fields.get("voters")),
-            attempt=_count(fields.get("attempt")),
-            wall_s=_number(fields.get("wall_s")) or 0.0,
-            bytes_up=max(0, total[0] - self._bytes[0]),
-            bytes_down=max(0, total[1] - self._bytes[1]),
-            train_loss=_number(fields.get("train_loss")),
-            validation_loss=self.validations.get(round_index),
+        said = _record_of(RoundRecord, fields)
+        before, self._bytes = self._bytes, (said.bytes_up, said.bytes_down)
+        record = replace(
+            said,
+            bytes_up=max(0, said.bytes_up - before[0]),
+            bytes_down=max(0, said.bytes_down - before[1]),
+            validation_loss=self.validations.get(said.round),
         )
-        self._bytes = total
         self.num_sealed += 1
         # A provisional round may give way to another of the same number.
-        kept = [old for old in self.rounds if old.round < round_index]
+        kept = [old for old in self.rounds if old.round < record.round]
         self.rounds = (*kept[1 - ROUNDS_KEPT :], record)
 
     def _validate(self, round_index: int, loss: float | None) -> None:
@@ -187,18 +185,10 @@ class StatusBoard:
 
     def _hear_trainer(self, fields: dict[str, Field]) -> None:
         """A new process has told nothing yet; what a known one says replaces what it said."""
-        pid = _whole(fields.get("pid"))
-        is_new = pid is not None and pid != self.trainer.pid
-        old = TrainerRecord(pid=pid) if is_new else self.trainer
-        self.trainer = replace(
-            old,
-            device=_text(fields.get("device")) or old.device,
-            precision=_text(fields.get("precision")) or old.precision,
-            threads=_known(_whole(fields.get("threads")), old.threads),
-            micro_batch=_known(_whole(fields.get("micro_batch")), old.micro_batch),
-            step=_known(_whole(fields.get("step")), old.step),
-            loss=_known(_number(fields.get("loss")), old.loss),
-        )
+        said = _record_of(TrainerRecord, fields)
+        is_new = said.pid is not None and said.pid != self.trainer.pid
+        known = {name: value for name, value in asdict(said).items() if value is not None}
+        self.trainer = replace(TrainerRecord() if is_new else self.trainer, **known)
 
     def _warn(self, key: str, text: str) -> None:
         """One warning per key, the newest last; an empty text takes it back."""
@@ -209,25 +199,15 @@ class StatusBoard:
                 del self._warnings[next(iter(self._warnings))]
 
 
-def _method(fields: dict[str, Field]) -> MethodRecord:
-    return MethodRecord(
-        preset=_text(fields.get("preset")),
-        codec=_text(fields.get("codec")),
-        grade=_whole(fields.get("grade")),
-        grade_why=_text(fields.get("grade_why")) or None,
-        fragments=_count(fields.get("fragments")),
-        steps=_count(fields.get("steps")),
-        steps_max=_count(fields.get("steps_max")),
-        why=_text(fields.get("why")),
-        step_s=_number(fields.get("step_s")),
-        exchange_s=_number(fields.get("exchange_s")),
-        computing=_number(fields.get("computing")),
-    )
-
-
 def peer_texts(peers: tuple[PeerId, ...]) -> list[str]:
     """Peer ids as people and multiaddrs write them."""
     return [peer_id_text(peer) for peer in peers]
+
+
+def _record_of(kind: type[T], fields: Mapping[str, Field]) -> T:
+    """What an event says of a record's fields; what is missing, or no such thing, is unknown."""
+    hints = get_type_hints(kind).items()
+    return kind(**{name: _READERS[hint](fields.get(name)) for name, hint in hints})
 
 
 def _text(field: Field) -> str:
@@ -248,5 +228,13 @@ def _number(field: Field) -> float | None:
     return float(field)
 
 
-def _known(new: N | None, old: N | None) -> N | None:
-    return old if new is None else new
+_READERS: dict[object, Callable[[Field], Any]] = {
+    str: _text,
+    str | None: lambda field: _text(field) or None,
+    int: _count,
+    int | None: _whole,
+    float: lambda field: _number(field) or 0.0,
+    float | None: _number,
+    bool: lambda field: field is True,
+    tuple[str, ...]: lambda field: tuple(field) if isinstance(field, list) else (),
+}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from statistics import median
 
 from node.status.records import NodeStatus, PeerRecord, PeerTable
+from node.text.shown import counted
 
 CLOCK_NOTE_S, CLOCK_PROBLEM_S = 10.0, 120.0
 """What is stamped five minutes ahead of others' clocks is refused by them."""
@@ -59,7 +60,7 @@ def _links(status: NodeStatus, peers: PeerTable, linked: list[PeerRecord]) -> Fi
         )
     said = f"{len(linked)} linked"
     if missing:
-        said += f", {_counted(len(missing), 'member')} of the run without a link"
+        said += f", {counted(len(missing), 'member')} of the run without a link"
         names = ", ".join(peer.peer[-8:] for peer in missing[:8])
         advice = f"no path to {names}: they may be off; votes reach them through the others"
         return Finding(subject="peers", level="note", said=said, advice=advice)
@@ -74,7 +75,7 @@ def _reachability(status: NodeStatus, linked: list[PeerRecord]) -> Finding:
         said = f"others have dialled this node at {status.answers_at[0]} and found it"
         return Finding(subject="reachability", level="ok", said=said)
     if came:
-        came_in = _counted(len(came), "peer")
+        came_in = counted(len(came), "peer")
         said = f"{came_in} came in from the internet by a port that the router maps here"
         return Finding(subject="reachability", level="ok", said=said)
     silent = [text for text in public if text.partition("/p2p/")[0] in (status.silent_at or ())]
@@ -214,11 +215,6 @@ def _paths(linked: list[PeerRecord]) -> Iterator[Finding]:
     if rates:
         said = f"bulk came at {min(rates) / 2**20:.1f} to {max(rates) / 2**20:.1f} MiB/s"
         yield Finding(subject="rates", level="ok", said=said)
-
-
-def _counted(number: int, noun: str) -> str:
-    """So many of them, in words that fit one as well."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _is_public(text: str) -> bool:

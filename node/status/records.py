@@ -137,6 +137,18 @@ class PeerRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PeerReport:
+    """What a peer said of itself in its entries, last at `at_unix_s`; `round` is None for those
+    that have no seat."""
+
+    device: str
+    software: str
+    addresses: tuple[str, ...]
+    round: int | None
+    at_unix_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRecord:
     """What a peer did wrong, `at_s` seconds after the node's start."""
 

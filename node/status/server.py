@@ -3,10 +3,16 @@
     GET /v1/status   GET /v1/peers   GET /v1/rounds   GET /metrics
 
 It reads the board's frozen snapshot and nothing else of the node. Who may read is whoever can read
-the token in the run's `api.token`; whoever does not show it gets no further than the door
-(`node.status.door`). A page in the user's browser is refused even with it: by a foreign `Host` (DNS
-rebinding), and by any `Origin`. Every connection carries one request and ends after some seconds,
-so that slow clients hold nothing for long.
+the token in the run's `api.token`. A page in the user's browser is refused even with it: by a
+foreign `Host` (DNS rebinding), and by any `Origin`. Every connection carries one request and ends
+after some seconds, so that slow clients hold nothing for long.
+
+Who has not shown the token gets no further than the door, for little: a connection is a few hundred
+bytes of state until the head of its request is whole. With the token in it, it takes one of the
+places that are for such alone, and is answered. Without, it is refused and ended. So strangers on
+this machine, however many connections they hold, take no place from the owner, and leave nothing in
+the log. Of those who have said nothing yet there are so many at most: one more, and the oldest
+goes. It has had the most time to speak, and whoever has the token speaks at once.
 """
 
 import asyncio
@@ -19,22 +25,32 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import h11
 import trio
-from aiohttp import web
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from node.reporting.json_text import to_plain
 from node.state.folder import write_atomically
 from node.status.board import StatusBoard
-from node.status.door import HEADERS, Bucket, Hall
-from node.status.metrics import CONTENT_TYPE, render_metrics
-from node.status.records import TOKEN_FILE, Api, PeerTable, RoundTable, Snapshot
+from node.status.records import (
+    STATES,
+    TOKEN_FILE,
+    Api,
+    NodeStatus,
+    PeerTable,
+    RoundTable,
+    Snapshot,
+)
+from node.text.shown import json_text
 from protocol.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,15 +61,33 @@ logger = logging.getLogger(__name__)
 LOOPBACK = "127.0.0.1"
 TOKEN_BYTES = 32
 
-LINE_BYTES_MAX, FIELD_BYTES_MAX, HEADERS_MAX = 1024, 1024, 32
+HEAD_BYTES_MAX = 4096
+"""Of a request: some two hundred are enough."""
+
+LINE_BYTES_MAX, HEADERS_MAX = 1024, 32
 
 STOP_S = 0.3
+TURNS_AT_END = 8
 
 ACCEPTED_AT_ONCE = 16
 
 BACKLOG = 128
 """Connections that the system holds for us: whoever comes while strangers come in crowds waits in
 the queue, where there is one, and is not turned away."""
+
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'",
+    "Connection": "close",
+    "Server": "barnraise",
+}
+"""Of every answer."""
+
+_MORE = {401: {"WWW-Authenticate": "Bearer"}, 405: {"Allow": "GET"}, 429: {"Retry-After": "1"}}
+_END = b"\r\n\r\n"
+_NO_REQUEST = "not a request of HTTP/1.1 within the limits"
+_NO_TOKEN = f"the bearer token is in {TOKEN_FILE} of the run's folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +136,7 @@ async def serve_status(
     with _listen(port) as listener:
         bound: int = listener.getsockname()[1]
         api = Api(url=f"http://{LOOPBACK}:{bound}", token=token, pid=os.getpid())
-        server = _Server(listener, _Desk(board, api, limits), limits)
+        server = _Server(listener, _Hall(_Desk(board, api, limits), limits))
         try:
             data = json.dumps(dataclasses.asdict(api)).encode()
             await trio.to_thread.run_sync(write_atomically, path, data)
@@ -154,10 +188,9 @@ def _forget(path: Path, token: str) -> None:
 class _Server:
     """The asyncio side. `run` is the life of its thread; what ends it early is raised there."""
 
-    def __init__(self, listener: socket.socket, desk: "_Desk", limits: ServerLimits) -> None:
+    def __init__(self, listener: socket.socket, hall: "_Hall") -> None:
         self._listener = listener
-        self._desk = desk
-        self._limits = limits
+        self._hall = hall
         self._loop = asyncio.new_event_loop()
         self._stopping = asyncio.Event()
 
@@ -176,14 +209,8 @@ class _Server:
         self._loop.close()
 
     async def _serve(self, accepts: Callable[[], object]) -> None:
-        gate = _Gate(self._desk, self._limits)
-        bounds = (
-            self._limits.strangers,
-            min(self._limits.stranger_s, self._limits.connection_s),
-            self._limits.requests_per_s,
-        )
-        hall = Hall(self._desk.expected, gate.connection, bounds)
-        server = await self._loop.create_server(hall, sock=self._listener, backlog=ACCEPTED_AT_ONCE)
+        door = partial(_Door, self._hall)
+        server = await self._loop.create_server(door, sock=self._listener, backlog=ACCEPTED_AT_ONCE)
         self._listener.listen(BACKLOG)  # To asyncio the two are one number.
         accepts()
         try:
@@ -193,127 +220,206 @@ class _Server:
             # server closes: asyncio would forget the connection half made.
             with suppress(NotImplementedError):  # Windows ends what it waits for by closing it.
                 self._loop.remove_reader(self._listener)
-            gate.abort()
-            await hall.shutdown(STOP_S / 3)
+            await self._hall.shutdown(STOP_S / 3)
             server.close()
-            await gate.shutdown(STOP_S / 3)
 
 
-class _Connection(web.RequestHandler):
-    """One connection. Requests that are no HTTP are answered in our own words, and not logged."""
+class Bucket:
+    """A token bucket: `per_s` a second, and as many at once."""
 
-    __slots__ = ()
+    def __init__(self, per_s: float, now_s: float) -> None:
+        self._per_s = self._level = per_s
+        self._looked_s = now_s
 
-    def handle_error(
-        self,
-        request: web.BaseRequest,
-        status: int = 500,
-        exc: BaseException | None = None,
-        message: str | None = None,
-    ) -> web.StreamResponse:
-        """The answer to what could not be parsed; a bug of ours is logged with its traceback."""
-        if status >= 500:
-            logger.error("status request failed", exc_info=exc)
-            return _refusal(500, "the status server failed; see the node's log")
-        return _refusal(400, "not a request of HTTP/1.1 within the limits")
+    def take(self, now_s: float) -> bool:
+        """Whether one more is allowed now."""
+        gained = (now_s - self._looked_s) * self._per_s
+        self._level, self._looked_s = min(self._per_s, self._level + gained), now_s
+        if self._level < 1.0:
+            return False
+        self._level -= 1.0
+        return True
 
 
-class _Gate(web.Server):
-    """Makes connections for those who have shown the token: so many at a time, each for so long."""
+class _Hall:
+    """All connections, and how many places there are for them; the server's loop owns it."""
 
     def __init__(self, desk: "_Desk", limits: ServerLimits) -> None:
-        loop = asyncio.get_running_loop()
-        super().__init__(desk.answer, loop=loop)
-        self._clock = loop
-        self._limits = limits
-        self._open: dict[web.RequestHandler, tuple[asyncio.Transport, asyncio.TimerHandle]] = {}
+        self.desk, self.limits = desk, limits
+        self.patience_s = min(limits.stranger_s, limits.connection_s)
+        self.refusals = Bucket(limits.requests_per_s, time.monotonic())
+        self._strangers: dict[_Door, asyncio.Transport] = {}
+        self._guests: dict[_Door, asyncio.Transport] = {}
+        self._num_open = 0
+        self._is_closed = False
+        self._emptied = asyncio.Event()
 
-    def connection(self) -> web.RequestHandler | None:
-        """One more connection; None where there is no place for it."""
-        if len(self._open) >= self._limits.connections:
-            return None
-        return _Connection(
-            self,
-            loop=self._clock,
-            access_log=None,  # type: ignore[arg-type]  # None is how aiohttp keeps none
-            max_line_size=LINE_BYTES_MAX,
-            max_field_size=FIELD_BYTES_MAX,
-            max_headers=HEADERS_MAX,
-            read_bufsize=4 * LINE_BYTES_MAX,
-            lingering_time=0.0,
-            keepalive_timeout=self._limits.connection_s,
-        )
-
-    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
-        """Give it its time."""
-        super().connection_made(handler, transport)
-        # Not close, which would wait for a client that does not read.
-        timer = self._clock.call_later(self._limits.connection_s, transport.abort)
-        self._open[handler] = (transport, timer)
-
-    def connection_lost(
-        self, handler: web.RequestHandler, exc: BaseException | None = None
-    ) -> None:
-        """Count it out."""
-        super().connection_lost(handler, exc)
-        known = self._open.pop(handler, None)
-        if known is not None:
-            known[1].cancel()
-
-    def abort(self) -> None:
-        """Cut all connections."""
-        for transport, timer in self._open.values():
-            timer.cancel()
+    def enter(self, door: "_Door", transport: asyncio.Transport) -> None:
+        """One more waits; who has waited longest makes room."""
+        self._num_open += 1
+        if self._is_closed:
             transport.abort()
+            return
+        while len(self._strangers) >= self.limits.strangers:
+            self._strangers.pop(next(iter(self._strangers))).abort()
+        self._strangers[door] = transport
+
+    def welcome(self, door: "_Door", transport: asyncio.Transport) -> bool:
+        """It has shown the token: a place of its own, if there is one."""
+        if len(self._guests) >= self.limits.connections:
+            return False
+        self._strangers.pop(door, None)
+        self._guests[door] = transport
+        return True
+
+    def leave(self, door: "_Door") -> None:
+        """It is gone."""
+        self._strangers.pop(door, None)
+        self._guests.pop(door, None)
+        self._num_open -= 1
+        if self._is_closed and not self._num_open:
+            self._emptied.set()
+
+    async def shutdown(self, limit_s: float) -> None:
+        """Cut off all, and who comes yet; until the loop has let go of them."""
+        self._is_closed = True
+        for transport in (*self._strangers.values(), *self._guests.values()):
+            transport.abort()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                # Who was accepted in this moment enters in one of the next.
+                for _ in range(TURNS_AT_END):
+                    await asyncio.sleep(0)
+                if self._num_open:
+                    await self._emptied.wait()
+
+
+class _Door(asyncio.Protocol):
+    """One connection."""
+
+    def __init__(self, hall: _Hall) -> None:
+        self._hall = hall
+        self._head = bytearray()
+        self._transport: asyncio.Transport | None = None
+        self._timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Wait for the head, for a while."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._hall.enter(self, transport)
+        self._give(self._hall.patience_s)
+
+    def data_received(self, data: bytes) -> None:
+        """Some of the head; once it is whole, the answer."""
+        assert self._transport is not None
+        if self._transport.is_closing():
+            return
+        self._head += data
+        end = self._head.find(_END)
+        if end < 0 and len(self._head) <= HEAD_BYTES_MAX:
+            return
+        head = bytes(self._head[: max(end, 0)])
+        if not _is_request(head) or len(head) > HEAD_BYTES_MAX:
+            self._refuse(400, _NO_REQUEST)
+        elif not hmac.compare_digest(token_header(head), self._hall.desk.expected):
+            self._refuse(401, _NO_TOKEN)
+        elif not self._hall.welcome(self, self._transport):
+            self._refuse(429, "too many requests at once")
+        else:
+            self._give(self._hall.limits.connection_s)
+            self._end(self._hall.desk.answer(head))
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count it out."""
+        del exc
+        self._hall.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _give(self, seconds: float) -> None:
+        """So much time from now on; that also ends whoever does not read the answer."""
+        assert self._transport is not None
+        if self._timer is not None:
+            self._timer.cancel()
+        # Not close, which would wait for a client that does not read.
+        abort = self._transport.abort
+        self._timer = asyncio.get_running_loop().call_later(seconds, abort)
+
+    def _refuse(self, status: int, reason: str) -> None:
+        if not self._hall.refusals.take(time.monotonic()):
+            status, reason = 429, "too many requests a second"
+        self._end(_refusal(status, reason))
+
+    def _end(self, answer: bytes) -> None:
+        assert self._transport is not None
+        self._transport.write(answer)
+        self._transport.close()
+
+
+def token_header(head: bytes) -> bytes:
+    """What the one Authorization header of a head says; empty if there is none, or are two."""
+    lines = [line.partition(b":") for line in head.split(b"\r\n")[1:]]
+    found = [value.strip() for name, _, value in lines if name.lower() == b"authorization"]
+    return found[0] if len(found) == 1 else b""
+
+
+def _is_request(head: bytes) -> bool:
+    words = head.partition(b"\r\n")[0].split(b" ")
+    return len(words) == 3 and words[2] in (b"HTTP/1.1", b"HTTP/1.0")
 
 
 class _Desk:
-    """Answers requests: who may ask, how often, and what they get. Lives in the server's thread."""
+    """Answers requests that show the token: how often, and what they get."""
 
     def __init__(self, board: StatusBoard, api: Api, limits: ServerLimits) -> None:
         self._board = board
         self.expected = f"Bearer {api.token}".encode()
         port = api.url.rpartition(":")[2]
-        self._hosts = {f"{name}:{port}" for name in (LOOPBACK, "localhost", "[::1]")}
-        now_s = time.monotonic()
-        self._known = Bucket(limits.requests_per_s, now_s)
+        self._hosts = {f"{name}:{port}".encode() for name in (LOOPBACK, "localhost", "[::1]")}
+        self._requests = Bucket(limits.requests_per_s, time.monotonic())
         self._rendered: dict[type, tuple[object, bytes]] = {}
 
-    async def answer(self, request: web.BaseRequest) -> web.Response:
-        """The one handler of all requests."""
-        hosts = request.headers.getall("Host", [])
-        if len(hosts) != 1 or hosts[0].lower() not in self._hosts:
+    def answer(self, head: bytes) -> bytes:
+        """The answer to a request with this head."""
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX)
+        try:
+            parser.receive_data(head + _END)
+            request, end = parser.next_event(), parser.next_event()
+        except h11.RemoteProtocolError:
+            return _refusal(400, _NO_REQUEST)
+        lines = head.split(b"\r\n")
+        if len(lines) > HEADERS_MAX + 1 or max(map(len, lines)) > LINE_BYTES_MAX:
+            return _refusal(400, _NO_REQUEST)
+        assert isinstance(request, h11.Request)
+        hosts = [value.lower() for name, value in request.headers if name == b"host"]
+        if len(hosts) != 1 or hosts[0] not in self._hosts:
             return _refusal(403, "this host name does not lead here: use 127.0.0.1 and the port")
-        if "Origin" in request.headers:
+        if any(name == b"origin" for name, _ in request.headers):
             return _refusal(403, "pages of other origins get nothing here")
-        said = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
-        # The door has seen the token; what aiohttp reads in the same bytes is what counts.
-        if not hmac.compare_digest(said, self.expected):
-            return _refusal(401, f"the bearer token is in {TOKEN_FILE} of the run's folder")
-        if not self._known.take(time.monotonic()):
+        if not self._requests.take(time.monotonic()):
             return _refusal(429, "too many requests a second")
-        if request.method != "GET":
+        if request.method != b"GET":
             return _refusal(405, "only GET")
-        if request.body_exists:
+        if not isinstance(end, h11.EndOfMessage):
             return _refusal(413, "a request without a body, please")
         snapshot = self._board.current
         if snapshot is None:
             return _refusal(503, "the node is only starting: ask again in a second")
-        return self._route(request.path, snapshot)
+        return self._route(request.target.partition(b"?")[0], snapshot)
 
-    def _route(self, path: str, snapshot: Snapshot) -> web.Response:
+    def _route(self, path: bytes, snapshot: Snapshot) -> bytes:
         age_s = max(0.0, round(time.monotonic() - snapshot.taken_s, 3))
         match path:
-            case "/v1/status":
-                return _json(200, _dump(dataclasses.replace(snapshot.status, age_s=age_s)))
-            case "/v1/peers":
-                return _json(200, self._render(snapshot.peers))
-            case "/v1/rounds":
-                return _json(200, self._render(snapshot.rounds))
-            case "/metrics":
-                body = render_metrics(snapshot, age_s=age_s)
-                headers = {**HEADERS, "Content-Type": CONTENT_TYPE}
-                return _closing(web.Response(body=body, headers=headers))
+            case b"/v1/status":
+                status = dataclasses.replace(snapshot.status, age_s=age_s)
+                return _answer(200, json_text(status).encode())
+            case b"/v1/peers":
+                return _answer(200, self._render(snapshot.peers))
+            case b"/v1/rounds":
+                return _answer(200, self._render(snapshot.rounds))
+            case b"/metrics":
+                return _answer(200, render_metrics(snapshot, age_s=age_s), METRICS_TYPE)
         return _refusal(404, "there are /v1/status, /v1/peers, /v1/rounds and /metrics")
 
     def _render(self, table: PeerTable | RoundTable) -> bytes:
@@ -321,30 +427,99 @@ class _Desk:
         known = self._rendered.get(type(table))
         if known is not None and known[0] == table:
             return known[1]
-        body = _dump(table)
+        body = json_text(table).encode()
         self._rendered[type(table)] = (table, body)
         return body
 
 
-def _dump(record: object) -> bytes:
-    return json.dumps(to_plain(record), allow_nan=False).encode()
+def _refusal(status: int, reason: str) -> bytes:
+    return _answer(status, json.dumps({"error": reason}).encode())
 
 
-def _json(status: int, body: bytes) -> web.Response:
-    headers = {**HEADERS, "Content-Type": "application/json"}
-    if status == 401:
-        headers["WWW-Authenticate"] = "Bearer"
-    if status == 405:
-        headers["Allow"] = "GET"
-    if status == 429:
-        headers["Retry-After"] = "1"
-    return _closing(web.Response(status=status, body=body, headers=headers))
+def _answer(status: int, body: bytes, kind: str = "application/json") -> bytes:
+    fields = {**_HEADERS, "Content-Type": kind, "Content-Length": str(len(body))}
+    fields |= _MORE.get(status, {})
+    lines = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n{lines}\r\n".encode() + body
 
 
-def _refusal(status: int, reason: str) -> web.Response:
-    return _json(status, json.dumps({"error": reason}).encode())
+# Metrics for Prometheus. A registry per scrape: nothing global, nothing stale --------------------
+
+METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def _closing(response: web.Response) -> web.Response:
-    response.force_close()
-    return response
+def render_metrics(snapshot: Snapshot, *, age_s: float) -> bytes:
+    """The text that a scrape gets; `age_s` is how old the snapshot is."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_SnapshotCollector(snapshot, age_s))
+    return generate_latest(registry)
+
+
+class _SnapshotCollector(Collector):
+    def __init__(self, snapshot: Snapshot, age_s: float) -> None:
+        self._snapshot = snapshot
+        self._age_s = age_s
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: names are only checked for clashes with other collectors, and there are none."""
+        return ()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric; one whose value is not known yet is left out."""
+        status = self._snapshot.status
+        yield InfoMetricFamily(
+            "barnraise_node",
+            "Run and peer id of this node.",
+            {"run": status.run, "peer": status.peer, "title": status.title},
+        )
+        state = GaugeMetricFamily(
+            "barnraise_state", "1 for what the node is at, 0 for the others.", labels=["state"]
+        )
+        for each in STATES:
+            state.add_metric([each], float(each == status.state))
+        yield state
+        for name, text, value in self._gauges(status):
+            if value is not None:
+                yield GaugeMetricFamily(f"barnraise_{name}", text, float(value))
+        for name, text, count in _counters(status):
+            yield CounterMetricFamily(f"barnraise_{name}", text, float(count))
+
+    def _gauges(self, status: NodeStatus) -> Iterator[tuple[str, str, float | None]]:
+        last, trainer = status.last_round, status.trainer
+        suspected = sum(peer.is_suspected for peer in self._snapshot.peers.peers)
+        age_text = "Age of these numbers; it grows if the node hangs."
+        yield "snapshot_age_seconds", age_text, self._age_s
+        yield "uptime_seconds", "Since the node's start.", status.uptime_s
+        yield "resident_memory_bytes", "Memory of the network process.", status.rss_bytes
+        yield "tasks", "Running tasks of the network process.", status.tasks
+        yield "open_descriptors", "Open files and sockets.", status.descriptors
+        yield "round", "The round under way.", status.round
+        yield "attempt", "The attempt of the round under way.", status.attempt
+        yield "members", "Members of the round under way.", status.members
+        yield "voters", "Voters of the round under way.", status.voters
+        yield "is_member", "Whether this node has a seat.", status.is_member
+        yield "is_voter", "Whether this node votes.", status.is_voter
+        yield "linked_peers", "Peers with an open control stream.", status.linked
+        yield "suspected_peers", "Members that this node suspects.", suspected
+        yield "warnings", "Things that need eyes; see barnraise status.", len(status.warnings)
+        checkpoint_text = "The round that starts from the newest checkpoint."
+        yield "checkpoint_round", checkpoint_text, status.checkpoint_round
+        if last is not None:
+            loss_text = "Own training loss of the last round."
+            yield "sealed_round", "The last sealed round.", last.round
+            yield "sealed_round_duration_seconds", "Wall time of the last round.", last.wall_s
+            yield "sealed_round_contributions", "Contributions in the last seal.", len(last.listed)
+            yield "train_loss_nats_per_byte", loss_text, last.train_loss
+        held_out_text = "Last held-out loss that this node measured."
+        yield "validation_loss_nats_per_byte", held_out_text, status.validation_loss
+        yield "validation_round", "The round whose anchor was measured.", status.validation_round
+        yield "trainer_step", "Global inner step of the trainer.", trainer.step
+        yield "trainer_loss_nats_per_byte", "Training loss at that step.", trainer.loss
+        yield "trainer_micro_batch_sequences", "Sequences per forward pass.", trainer.micro_batch
+
+
+def _counters(status: NodeStatus) -> Iterator[tuple[str, str, int]]:
+    yield "sent_bytes", "Payload bytes sent over all streams.", status.bytes_up
+    yield "received_bytes", "Payload bytes received over all streams.", status.bytes_down
+    yield "rounds_sealed", "Rounds sealed since the node's start.", status.num_sealed
+    yield "faults", "Faults of peers since the node's start.", status.num_faults

@@ -9,30 +9,56 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from statistics import median
+from typing import Any, NoReturn
 
 import trio
 
-from node.reporting.narrator import FORGOTTEN
-from node.reporting.shown import shown
-from node.status.board import StatusBoard
-from node.status.clocks import PeerClocks
+from node.status.board import FORGOTTEN, StatusBoard
 from node.status.records import (
     NodeStatus,
     PeerRecord,
+    PeerReport,
     PeerTable,
     RoundTable,
     Snapshot,
     State,
     SuspicionRecord,
 )
+from node.text.shown import shown
 from protocol import limits
 from protocol.clock import WallClock
 from protocol.core.node_core import NodeCore
 from protocol.identity import PeerId, peer_id_text
 from protocol.rounds.round_view import RoundView
 from protocol.rounds.signals import Signals
-from protocol.shared_state.told import PeerReport
+
+PEERS_MAX = 256
+
+
+class PeerClocks:
+    """The least age at which something new of each peer was seen.
+
+    Gossip takes about a second: what seems older or younger than that is the clocks' difference.
+    The first word of a peer may have waited anywhere, and does not count.
+    """
+
+    def __init__(self) -> None:
+        self._last: dict[PeerId, float] = {}
+        self._least: dict[PeerId, float] = {}
+
+    def look(self, told: Mapping[PeerId, PeerReport], wall_s: float) -> float | None:
+        """Called often. How far the own clock is ahead of most; None while nothing new came."""
+        for peer, said in tuple(told.items())[:PEERS_MAX]:
+            before, self._last[peer] = self._last.get(peer), said.at_unix_s
+            if before is not None and said.at_unix_s > before:
+                age_s = wall_s - said.at_unix_s
+                self._least[peer] = min(age_s, self._least.get(peer, age_s))
+        for peer in self._last.keys() - told.keys():
+            del self._last[peer]
+            self._least.pop(peer, None)
+        return round(median(self._least.values()), 1) if self._least else None
+
 
 SNAPSHOT_S = 0.5
 """A snapshot takes under a millisecond; people who watch look once a second."""
@@ -49,36 +75,31 @@ _PHASES: dict[str, State] = {
 }
 
 
-class Network(Protocol):
-    """SEAM: paths and counts, by peer; `dht.transport.libp2p_transport` has them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkView:
+    """What transport and directory know of each peer, and of how this node is reached."""
 
-    def path(self, peer: PeerId) -> str:
-        """The word for how a peer is reached; empty without a connection."""
-        ...
+    path: Callable[[PeerId], str]
+    """The word for how a peer is reached; empty without a connection."""
 
-    def traffic_with(self, peer: PeerId) -> tuple[int, int]:
-        """Payload bytes sent to a peer, and received."""
-        ...
+    traffic_with: Callable[[PeerId], tuple[int, int]]
+    """Payload bytes sent to a peer, and received."""
 
-    def round_trip_s(self, peer: PeerId) -> float | None:
-        """How long a peer's answers take; None if it has not answered."""
-        ...
+    round_trip_s: Callable[[PeerId], float | None]
+    """How long a peer's answers take, by requests of the DHT; None if it has not answered."""
 
-    def seen_as(self) -> tuple[str, ...]:
-        """Addresses that others see us come from."""
-        ...
+    seen_as: Callable[[], Sequence[str]]
+    """Addresses that we come from, in the eyes of relays that hold a place for us, or were asked
+    for one."""
 
-    def needs_relay(self) -> bool:
-        """Whether strangers have no address of ours to dial."""
-        ...
+    needs_relay: Callable[[], bool]
+    """Whether strangers have no address of ours to dial."""
 
-    def answers_at(self) -> tuple[str, ...]:
-        """Public addresses at which others find us."""
-        ...
+    answers_at: Callable[[], Sequence[str]]
+    """Public addresses at which others find us, by dial-back."""
 
-    def silent_at(self) -> tuple[str, ...]:
-        """Public addresses at which others do not."""
-        ...
+    silent_at: Callable[[], Sequence[str]]
+    """Public addresses at which others do not."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +124,7 @@ class StatusSources:
     num_lost_lines: Callable[[], int] = int
     """Log lines that the disk did not take of late; `Logs.num_lost`."""
 
-    network: Network | None = None
+    network: NetworkView | None = None
     """What the transport knows of each peer."""
 
     clocks: PeerClocks = field(default_factory=PeerClocks)
@@ -340,7 +361,7 @@ def _suspicion(sources: StatusSources, peer: PeerId) -> SuspicionRecord | None:
     return SuspicionRecord(score=found.score, reasons=found.reasons) if found is not None else None
 
 
-def _of_network(network: Network | None, peer: PeerId) -> dict[str, Any]:
+def _of_network(network: NetworkView | None, peer: PeerId) -> dict[str, Any]:
     if network is None or not (path := network.path(peer)):
         return {}
     sent, received = network.traffic_with(peer)

@@ -6,7 +6,6 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from node.reporting.shown import shown
 from node.status.doctor import Finding
 from node.status.records import (
     SUSPICION_USE,
@@ -19,6 +18,7 @@ from node.status.records import (
     TrainerRecord,
     from_plain,
 )
+from node.text.shown import counted, shown
 from protocol import limits
 
 ROUNDS_SHOWN = 20
@@ -129,7 +129,7 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
     yield (
         "swarm",
         Text(
-            f"{_number(status.members, 'member')}, {_number(status.voters, 'voter')}, "
+            f"{counted(status.members, 'member')}, {counted(status.voters, 'voter')}, "
             f"{status.linked} linked; this node is {part}"
         ),
     )
@@ -170,7 +170,7 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
 def _sealed(record: RoundRecord) -> str:
     mine = "this node's too" if record.was_listed else "this node's not"
     loss = "" if record.train_loss is None else f", training loss {record.train_loss:.4f}"
-    contributions = _number(len(record.listed), "contribution")
+    contributions = counted(len(record.listed), "contribution")
     return f"round {record.round} in {record.wall_s:.1f} s: {contributions}, {mine}{loss}"
 
 
@@ -180,7 +180,7 @@ def _trainer(trainer: TrainerRecord) -> str:
     known = [
         trainer.device,
         trainer.precision,
-        None if trainer.threads is None else _number(trainer.threads, "thread"),
+        None if trainer.threads is None else counted(trainer.threads, "thread"),
         None if trainer.micro_batch is None else f"micro-batch {trainer.micro_batch}",
         None if trainer.step is None else f"step {trainer.step}",
         None if trainer.loss is None else f"loss {trainer.loss:.4f}",
@@ -270,10 +270,6 @@ def _round_cells(record: RoundRecord) -> Iterator[str]:
     yield _size(record.bytes_down)
     for loss in (record.train_loss, record.validation_loss):
         yield "-" if loss is None else f"{loss:.4f}"
-
-
-def _number(count: int, thing: str) -> str:
-    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def _size(num_bytes: int) -> str:

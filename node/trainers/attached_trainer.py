@@ -14,8 +14,7 @@ from typing import TypeVar
 
 import trio
 
-from node.trainers.trainer import Trainer
-from node.trainers.trainer_channel import TrainerConfig, channel_for, unwrapped_nursery
+from node.trainers.trainer import Trainer, TrainerConfig, channel_for, unwrapped_nursery
 from protocol.errors import BarnraiseError, TrainerError
 from training.channel.child_process import leave_interrupts_to_parent, take_control_pipe
 from training.channel.frames import (

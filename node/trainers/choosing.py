@@ -1,15 +1,296 @@
 """What a node chooses for itself of its next round, and what people are told of it: how many steps,
-and in how many bits what they come to is encoded."""
+and in how many bits what they come to is encoded.
+
+Steps are chosen for presets whose peers choose for themselves (`auto`, `a_edit`), by a pure
+decision over what was measured. A round that the trainer got at 0 hands its contribution in at c
+and gets its successor at R, equal for all peers, since a seal ends it for all. Everybody aims at
+c = SHARE R: peers of any speed then arrive together, and where the exchange takes E behind the last
+of them, rounds tend to R = E / (1 - SHARE), the shortest in which SHARE of the time is training.
+Nothing is agreed upon: the lease bounds what anybody may do (R9), and weights are tokens.
+
+E counts from the last COMMIT that came, not from the own one: who waits for others does not wait
+for the exchange. Of many peers one is always late by a share of R, and rounds that covered this as
+well would grow without end. What is beyond E / (1 - SHARE) they give up by and by, and all of them:
+who hears the last COMMIT measures an exchange that is shorter by the line than who sent it, and
+would wait in every round for the one that aims higher, if it aimed at its own measure alone.
+
+With two rounds in flight (R5) nobody waits for an exchange that is over before the next round is
+handed in: then everybody aims at the length of the last rounds, and these tend to COVER times E.
+
+Nor is the number of bits agreed upon: a payload's size tells its grade, and what a coarse one
+leaves out is kept in the residual. Who is on a slow line does not hold the others up, who is on a
+fast one does not round for nothing.
+"""
 
 import logging
+import math
+import statistics
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from node.status.board import EventLog
-from node.trainers.flight import TrainerWatch
-from node.trainers.grading import Grading, grading
-from node.trainers.pace import StepsChoice, pace_of
 from protocol.manifest import RunManifest
-from training.compression import make_codec
+from training.compression import Codec, make_codec, with_grades
+from training.methods.presets import GRADE_FROM_MBIT, is_paced
+
+
+@dataclass(slots=True)
+class TrainerWatch:
+    """How long contributions of a trainer are in flight, and how much of that it steps on.
+
+    A contribution is in flight from when the trainer handed it over to when its outcome is on its
+    way back; the trainer steps from when it is told for which round to go on to when it hands that
+    over. All times are of one monotonic clock, seconds.
+    """
+
+    _stepped_s: float = 0.0
+    """Of all rounds that it handed over."""
+    _began_s: float | None = None
+    _open: deque[tuple[float, float]] = field(default_factory=deque)
+    """When each was handed over, and how long the trainer had stepped by then; oldest first."""
+    _landed: list[tuple[float, float]] = field(default_factory=list)
+
+    def goes_on(self, now_s: float) -> None:
+        """The trainer is told for which round to step."""
+        self._began_s = now_s
+
+    def handed(self, now_s: float) -> None:
+        """It hands a contribution over."""
+        self._stepped_s, self._began_s = self._stepped(now_s), None
+        self._open.append((now_s, self._stepped_s))
+
+    def landed(self, now_s: float) -> float:
+        """The outcome of the oldest is told; how long that was in flight."""
+        handed_s, stepped_s = self._open.popleft()
+        flight_s = now_s - handed_s
+        self._landed.append((flight_s, self._stepped(now_s) - stepped_s))
+        return flight_s
+
+    def take(self) -> tuple[float, float] | None:
+        """Seconds in flight, and of these stepped, of all that landed since the last call; None if
+        nothing did."""
+        landed, self._landed = self._landed, []
+        if not landed:
+            return None
+        return sum(flight_s for flight_s, _ in landed), sum(hidden_s for _, hidden_s in landed)
+
+    def _stepped(self, now_s: float) -> float:
+        return self._stepped_s + (0.0 if self._began_s is None else now_s - self._began_s)
+
+
+SURELY = 1.25
+"""So much more than a grade asks for a line has to send before a finer one is taken: at the edge it
+would change with every round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grading:
+    """`bits` per element of the next contribution, 0 where the codec has no grades; and why."""
+
+    bits: int
+    why: str
+
+
+def grading(codec: Codec, before: int, mbit: float | None) -> Grading:
+    """`before` are the bits of the last one, 0 of none; `mbit` is what the line sends, None while
+    nobody knows."""
+    of_grades = with_grades(codec)
+    if of_grades is None:
+        return Grading(0, "")
+    last = before or of_grades.usual
+    if mbit is None:
+        return Grading(last, "the usual, until enough has been sent to tell")
+    fitting = [
+        bits
+        for bits in of_grades.grades
+        if mbit >= GRADE_FROM_MBIT[bits] * (SURELY if bits > last else 1.0)
+    ]
+    return Grading(max(fitting, default=of_grades.grades[-1]), f"{mbit:.0f} Mbit/s leave this node")
+
+
+SHARE = 0.965
+"""Of a round that is to be training; 0.9 is asked for, and steps never take equally long: who is
+early waits. From one step on 0.9 is reached within some 15 rounds."""
+
+FIRST_STEPS = 10
+"""Before anything is known: the first rounds are short."""
+
+ROUNDS_LOOKED_AT = 3
+"""The median of their lengths counts, so that one round with a fault in it changes nothing."""
+
+EXCHANGES_LOOKED_AT = 8
+"""The median of their seconds counts."""
+
+GIVEN_UP = 0.15
+"""Of what is beyond the length that the exchange asks for, as a share of it, a round is so much
+shorter than the last. More of it and peers part that measure a little differently; less, and rounds
+are longer where one of many is always late."""
+
+FAR, HURRY = 0.9, 1.6
+"""Rounds below that share of the length that the exchange asks for grow by that factor."""
+
+COVER = 1.3
+"""With two rounds in flight: so much longer than the exchange beside it is a round, for neither
+takes equally long each time."""
+
+GROWTH_MAX = 2.0
+"""From one round to the next: a measurement of little is not trusted with much."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsChoice:
+    """Steps of the next round, why, and what that rests on; None is what is not known yet.
+
+    `computing` is the share of the rounds looked at that was training, `exchange_s` the time from
+    the last contribution that came to the outcome.
+    """
+
+    steps: int
+    steps_max: int
+    why: str
+    step_s: float | None = None
+    exchange_s: float | None = None
+    computing: float | None = None
+    last: "MeasuredRound | None" = None
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredRound:
+    """A round: its steps, how long they took, and how long the trainer waited for the seal."""
+
+    steps: int
+    training_s: float
+    waiting_s: float
+
+
+@dataclass(slots=True)
+class Pace:
+    """Measures the rounds of one trainer. `is_chosen` False measures, and leaves steps alone."""
+
+    steps_max: int
+    is_chosen: bool
+    is_overlapped: bool = False
+    """Whether the trainer steps on while its contribution is in flight (R5)."""
+    is_joined: bool = False
+    """Whether it waits for the round before when its steps are done, and hands in then: what it
+    tells on its way says how long they took."""
+    _steps: int = 0
+    _began_s: float | None = None
+    _trained_s: float | None = None
+    _on_the_way: list[tuple[int, float]] = field(default_factory=list)
+    """Of this round the first and the last step that the trainer told of, and when."""
+    _is_first: bool = True
+    _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    _rounds: deque[MeasuredRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    _handed_steps: int = 0
+    _exchanges_s: deque[float] = field(default_factory=lambda: deque(maxlen=EXCHANGES_LOOKED_AT))
+
+    def handed(self, steps: int, now_s: float) -> None:
+        """The trainer's contribution of so many steps is in."""
+        if self._began_s is None:
+            return
+        trained_s = now_s - self._began_s
+        if self.is_joined and len(self._on_the_way) > 1:
+            (first, since_s), (last, until_s) = self._on_the_way
+            trained_s = min(trained_s, steps * (until_s - since_s) / max(1, last - first))
+        self._trained_s, self._handed_steps = trained_s, steps
+        # The first also loads kernels and fills caches, or is one that a process before us made.
+        if not self._is_first:
+            self._step_s.append(trained_s / max(1, steps))
+
+    def progressed(self, step: int, now_s: float) -> None:
+        """The trainer tells that it is at that step of the run."""
+        del self._on_the_way[1:]
+        self._on_the_way.append((step, now_s))
+
+    def landed(self, flight_s: float, now_s: float, *, last_s: float | None = None) -> None:
+        """The outcome of a contribution is here, so long after it was handed over; the last one
+        of another peer was announced at `last_s`."""
+        if not self._is_first:
+            exchange_s = flight_s if last_s is None else min(flight_s, now_s - last_s)
+            self._exchanges_s.append(exchange_s)
+
+    def next(self, now_s: float, *, usual: int = 0) -> StepsChoice:
+        """The trainer is handed its next lease now: how many steps of it are to be taken.
+
+        `usual` is how many rounds had so far, as seals say: a latecomer and a node that was
+        restarted begin with half of it, for they may be slow.
+        """
+        if self._began_s is not None and self._trained_s is not None:
+            if not self._is_first:
+                waiting_s = now_s - self._began_s - self._trained_s
+                self._rounds.append(MeasuredRound(self._handed_steps, self._trained_s, waiting_s))
+            self._is_first = False
+        self._began_s, self._trained_s = now_s, None
+        self._on_the_way.clear()
+        choice = self._choice(usual)
+        self._steps = choice.steps
+        return choice
+
+    def _choice(self, usual: int) -> StepsChoice:
+        most = self.steps_max
+        if not self._rounds or not self._step_s:
+            steps = min(max(FIRST_STEPS, usual // 2), most) if self.is_chosen else most
+            return StepsChoice(steps=steps, steps_max=most, why="nothing is measured yet")
+        step_s = max(1e-9, statistics.median(self._step_s))
+        last = list(self._rounds)
+        round_s = statistics.median(one.training_s + one.waiting_s for one in last)
+        waited_s = [one.waiting_s for one in last]
+        exchange_s = statistics.median(self._exchanges_s or waited_s)
+        total_s = sum(one.training_s + one.waiting_s for one in last)
+        computing = sum(one.training_s for one in last) / max(1e-9, total_s)
+        steps, why = most, "the manifest's"
+        if self.is_chosen:
+            steps, why = self._paced(step_s, round_s, exchange_s)
+        return StepsChoice(
+            steps=steps,
+            steps_max=most,
+            why=why,
+            step_s=step_s,
+            exchange_s=exchange_s,
+            computing=computing,
+            last=last[-1],
+        )
+
+    def _paced(self, step_s: float, round_s: float, exchange_s: float) -> tuple[int, str]:
+        part, cover = SHARE, SHARE / (1.0 - SHARE)
+        if self.is_overlapped:
+            part, cover = 1.0, COVER
+        share = f"{part:.0%} of a round of {round_s:.1f} s"
+        # Were every peer a little early in turn, rounds would grow without end.
+        enough_s = max(1e-9, cover * exchange_s)
+        aim_s, why = part * round_s, f"{share}, to arrive with the others"
+        if aim_s < FAR * enough_s:
+            # By itself it would take dozens of rounds; all see the same length, and stay together.
+            aim_s = min(HURRY * aim_s, FAR * enough_s)
+            why = f"longer than the last, {round_s:.1f} s with {exchange_s:.2f} s of exchange"
+        if enough_s < aim_s:
+            beside = f"an exchange of {exchange_s:.2f} s"
+            enough = f"{SHARE:.0%} training beside {beside}"
+            if self.is_overlapped:
+                enough = f"{COVER:g} times {beside}, which is in flight meanwhile"
+            aim_s = max(enough_s, aim_s * (1.0 - GIVEN_UP * (aim_s / enough_s - 1.0)))
+            why = enough if aim_s == enough_s else f"{share}, shorter by and by, towards {enough}"
+        # Rounded to the nearest, a few steps short would stay a few steps short.
+        steps = math.ceil(aim_s / step_s - 1e-9)
+        if steps > GROWTH_MAX * self._steps:
+            steps, why = int(GROWTH_MAX * self._steps), f"{why}; at most twice the last"
+        if steps > self.steps_max:
+            return self.steps_max, f"{why}; the manifest's most"
+        return max(1, steps), why
+
+
+def pace_of(manifest: RunManifest, num_fragments: int) -> Pace:
+    """The pace of a trainer of that run. Raises ConfigError for an unknown preset."""
+    outer = manifest.outer
+    return Pace(
+        steps_max=manifest.inner.inner_steps,
+        is_chosen=is_paced(outer.preset),
+        is_overlapped=outer.overlap > 1,
+        is_joined=num_fragments < outer.overlap,
+    )
+
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from node.processes.children import child_environment
-from node.reporting.shown import shown
 from node.state.folder import write_atomically
+from node.text.shown import shown
 from protocol.errors import ConfigError
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest, Setting

@@ -14,8 +14,7 @@ from node.processes.children import trainer_threads
 from node.processes.json_child import Line, number, run_json_child
 from node.state.folder import default_state
 from node.trainers.model_file import KEPT_FILE, refuse_needless
-from node.using.checkpoint_find import find_run
-from node.using.export import open_export
+from node.using.run_on_disk import find_run, open_export
 from protocol.errors import BarnraiseError, ConfigError, StateError
 from protocol.manifest import RunManifest
 from training.channel.frames import Failed, error_of

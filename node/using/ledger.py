@@ -17,8 +17,7 @@ from node.holdings.journal import CHAIN_FILE
 from node.holdings.receipts import RECEIPTS_FILE, decode_receipts
 from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, read_records, stream_records
 from node.holdings.shard_store import ShardStore
-from node.using.checkpoint_find import RunOnDisk
-from node.using.out_file import refuse_taken
+from node.using.run_on_disk import RunOnDisk, refuse_taken
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, LedgerError, PeerError
 from protocol.identity import Signer

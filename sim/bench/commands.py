@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.commands.app import app, print_json
-from node.commands.options import SEED_MAX
+from node.commands.app import SEED_MAX, app, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console

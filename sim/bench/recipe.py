@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from node.settings.topology import topology_for
+from node.settings.run_file import topology_for
 from protocol.manifest import OuterSpec, RunManifest, TimingSpec
 
 HEARTBEAT_S, SUSPECT_S = 0.4, 2.0

@@ -20,8 +20,8 @@ from typing import Annotated
 import typer
 
 from node.holdings.states import round_config
-from node.reporting.json_text import json_text
 from node.reporting.tracing import Adopted, Confirmed, Record, Synced
+from node.text.shown import json_text
 from protocol.identity import PeerId
 from protocol.manifest import TimingSpec
 from sim.world.devices import Device

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import typer
 
-from node.reporting.json_text import json_text
+from node.text.shown import json_text
 from protocol.identity import PeerId
 from sim.crowds.gossip_world import GossipNetwork, GossipNode, GossipWorld, Seen
 from sim.world.uncollected import uncollected

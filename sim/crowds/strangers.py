@@ -17,7 +17,7 @@ from typing import Annotated
 
 import typer
 
-from node.reporting.json_text import json_text
+from node.text.shown import json_text
 from protocol.identity import PeerId
 from sim.crowds.meeting import Found, Meeting, MeetingNode, MeetingSettings
 from sim.world.hush import hush

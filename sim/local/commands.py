@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from node.commands.app import app, print_json
-from node.commands.options import SEED_MAX, refuse_idle
+from node.commands.app import SEED_MAX, app, print_json, refuse_idle
 from protocol import limits
 
 ElementsOption = Annotated[int, typer.Option(help="Number of parameters of the made-up model.")]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from node.demo.options import DemoOptions
 from node.demo.recipe import demo_manifest
-from node.settings.topology import topology_for
+from node.settings.run_file import topology_for
 from node.state.folder import mark_unsigned
 from node.state.keystore import load_or_create_identity
 from protocol import limits

@@ -28,7 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from node.using.checkpoint_find import open_signed
+from node.using.run_on_disk import open_signed
 from protocol.errors import BarnraiseError, ConfigError
 from training.files.exported import read_provenance, read_tensors
 from training.models.building import build_model, tokens_per_sample, write_fragment

@@ -4,7 +4,7 @@ A trainer finishes what it began: where the round went on without it, its contri
 late, and only then it hears what became of it.
 """
 
-from node.trainers.wanted import Wanted
+from node.trainers.work import Wanted
 from protocol import events as ev
 from protocol.identity import short_id
 from protocol.rounds.fates import Fates

@@ -32,7 +32,7 @@ PROTOCOL_LIBRARIES = ("numpy", "msgpack", "cryptography", "blake3", "base58")
 # safetensors.torch is the part of safetensors that loads torch.
 TORCH = ("torch", "safetensors.torch")
 # training/ must run with the cable cut.
-NETWORKING = ("trio", "anyio", "asyncio", "socket", "ssl", "aiohttp", "libp2p")
+NETWORKING = ("trio", "anyio", "asyncio", "socket", "ssl", "h11", "libp2p")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,8 +114,8 @@ def library_places(modules: Sequence[Module]) -> list[str]:
         reason = None
         if within(found.target, ["libp2p"]) and not stem.startswith("libp2p_"):
             reason = "libp2p belongs to modules named libp2p_*.py"
-        elif within(found.target, ["aiohttp"]) and module.name != "node.status.server":
-            reason = "aiohttp belongs to node/status/server.py"
+        elif within(found.target, ["h11"]) and module.name != "node.status.server":
+            reason = "h11 belongs to node/status/server.py"
         elif module.package == "training" and within(found.target, NETWORKING):
             reason = "training runs without a network"
         elif (

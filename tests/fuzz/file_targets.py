@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 from blake3 import blake3
 
-from node.using.checkpoint_find import open_signed
-from node.using.export import open_export
+from node.using.run_on_disk import open_export, open_signed
 from protocol import limits
 from protocol.errors import (
     CheckpointError,
@@ -268,7 +267,7 @@ TARGETS = [
         covers=(
             "training.files.exported.read_provenance",
             "training.files.exported.read_tensors",
-            "node.using.export.open_export",
+            "node.using.run_on_disk.open_export",
         ),
         read=from_file(_read_export, "export.safetensors"),
         errors=(CheckpointError, ConfigError),

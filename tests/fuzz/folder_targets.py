@@ -14,7 +14,7 @@ from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, read_records
 from node.holdings.shard_store import Item
 from node.plane.gathered import FETCH_FILE, PartialCells
 from node.settings.run_store import founded_runs
-from node.settings.run_template import run_file_text
+from node.settings.sections import run_file_text
 from node.state.folder import (
     FOUNDED_FILE,
     MANIFEST_FILE,
@@ -27,8 +27,8 @@ from node.state.keystore import load_or_create_identity
 from node.state.known_peers import KnownPeer, KnownPeers, decode_known_peers, read_known_peers
 from node.state.stored_manifest import read_signed_manifest, stored_manifest
 from node.status.client import find_api
-from node.using.checkpoint_find import find_run
 from node.using.ledger import export_ledger, verify_ledger
+from node.using.run_on_disk import find_run
 from protocol import limits
 from protocol.errors import (
     ConfigError,
@@ -311,7 +311,7 @@ TARGETS = [
         name="stored manifest",
         covers=(
             "node.state.stored_manifest.read_signed_manifest",
-            "node.using.checkpoint_find.find_run",
+            "node.using.run_on_disk.find_run",
         ),
         read=_stored,
         errors=(ConfigError,),

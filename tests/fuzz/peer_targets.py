@@ -10,8 +10,8 @@ import trio.testing
 from node.demo.events import parse_event
 from node.peers.handshake import shake_hands
 from node.plane.bulk_streams import BulkStreams
-from node.reporting.json_text import to_plain
 from node.status.records import NodeStatus, PeerTable, R, RoundTable, from_plain
+from node.text.shown import to_plain
 from protocol import limits
 from protocol.errors import (
     DecodeError,

@@ -45,7 +45,7 @@ EXEMPT = {
     "node.reporting.trace_file.read_trace": "lines to parse_trace_line, which is fuzzed",
     "node.trainers.trainer.Trainer.read_events": "frames that FrameReader.feed has made",
     "node.trainers.trainer.TrainerLine.receive": "a seam; frames that FrameReader.feed has made",
-    "node.trainers.trainer_channel.open_trainer": "opens; what comes is read elsewhere",
+    "node.trainers.trainer.open_trainer": "opens; what comes is read elsewhere",
     "protocol.transport.Stream.receive_exactly": "a seam; its implementation is fuzzed",
     "protocol.transport.Stream.receive_frame": "a seam; its implementation is fuzzed",
     "protocol.transport.Stream.receive_into": "a seam; its implementation is fuzzed",

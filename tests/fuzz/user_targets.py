@@ -16,9 +16,8 @@ from node.peers.joining import parse_target
 from node.peers.link_input import read_target
 from node.peers.two_histories import TOLD_FILE, ToldFile, read_told
 from node.reporting.tracing import parse_trace_line, trace_line
-from node.settings.node_file import NodeFile, node_config, read_node_file
 from node.settings.run_file import Founder, build_manifest, read_run_file
-from node.settings.run_template import run_file_text
+from node.settings.sections import NodeFile, node_config, read_node_file, run_file_text
 from node.state.config import parse_dialable, parse_listen, parse_peer_address
 from node.state.folder import MANIFEST_FILE, NODE_FILE
 from node.state.invitations import read_credential
@@ -176,7 +175,7 @@ TARGETS = [
     ),
     Target(
         name="words of relays",
-        covers=("dht.reaching.addresses.decode_word",),
+        covers=("dht.reaching.circuits.decode_word",),
         read=lambda data, _: decode_word(data),
         errors=(DecodeError,),
         examples=lambda: tuple(encode_word(word) for word in WORDS),
@@ -200,7 +199,7 @@ TARGETS = [
     ),
     Target(
         name="address through a relay",
-        covers=("dht.reaching.addresses.parse_circuit",),
+        covers=("dht.reaching.circuits.parse_circuit",),
         read=from_text(parse_circuit),
         errors=(DecodeError,),
         examples=lambda: (f"{MULTIADDR}/p2p-circuit".encode(),),
@@ -293,7 +292,10 @@ TARGETS = [
     ),
     Target(
         name="node.toml",
-        covers=("node.settings.node_file.read_node_file", "node.settings.toml_file.parse_sections"),
+        covers=(
+            "node.settings.sections.read_node_file",
+            "node.settings.toml_file.parse_sections",
+        ),
         read=_node_file,
         errors=(ConfigError,),
         examples=lambda: (toml_bytes(NODE_TOML), b"# nothing\n"),

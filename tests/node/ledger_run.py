@@ -10,8 +10,8 @@ from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, stream_recor
 from node.holdings.states import round_config
 from node.state.folder import MANIFEST_FILE, run_folder
 from node.state.stored_manifest import ANY_SIGNER
-from node.using.checkpoint_find import RunOnDisk, find_run
 from node.using.ledger import ExportHead, ledger_of, verify_ledger
+from node.using.run_on_disk import RunOnDisk, find_run
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest, sign_manifest
 from protocol.messages import (

@@ -18,10 +18,10 @@ from node.peers.joining import parse_target
 from node.peers.listening import listening
 from node.processes.exit_codes import exit_status, user_error
 from node.reporting.people import Occasion, PeopleLog
-from node.reporting.terminal import PeopleConsole
 from node.settings.run_store import found_or_resume
 from node.state.config import NodeConfig, PeerAddress, parse_dialable, parse_listen
 from node.state.folder import MANIFEST_FILE, RUN_FILE, RUNS_FOLDER, run_folder
+from node.text.terminal import PeopleConsole
 from protocol.errors import (
     BarnraiseError,
     CheckpointError,
@@ -39,7 +39,7 @@ from protocol.identity import Ed25519Signer, peer_id_text
 from protocol.manifest import first_difference
 from tests.node.edge import toy_manifest
 from tests.node.state_run import write_state
-from tests.node.trainers.test_trainer_channel import fake
+from tests.node.trainers.test_trainer import fake
 from tests.training.full_disk import files_of_at_most
 from training.files.state import CheckpointMeta, ShardState, save_checkpoint
 

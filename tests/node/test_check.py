@@ -12,18 +12,21 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from node.settings import costs as costs_module
+from node.settings import check as costs_module
 from node.settings.check import (
+    HOME_LINES,
     STEP_S_MAX,
     STEP_S_MIN,
     Checked,
+    Line,
     check_json,
     check_run_file,
     check_step,
+    costs_of,
+    inner_state_bytes,
     print_check,
 )
-from node.settings.costs import HOME_LINES, Line, costs_of, inner_state_bytes
-from node.trainers.pace import COVER
+from node.trainers.choosing import COVER
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
 from tests.training.in_flight_run import InFlightRun

@@ -14,7 +14,7 @@ import pytest
 
 from node.cli import why_ended
 from node.processes.children import child_environment
-from node.reporting.output import Output
+from node.text.shown import Output
 from protocol.identity import Ed25519Signer, peer_id_text
 from tests.training.full_disk import files_of_at_most
 
@@ -108,7 +108,7 @@ def test_streams_that_are_closed_take_bytes_and_leave_their_numbers_to_no_other_
     closed: str,
 ) -> None:
     words = (
-        "import os, sys; from node.reporting.output import take_standard_streams as take; take();"
+        "import os, sys; from node.text.shown import take_standard_streams as take; take();"
         "sys.stdout.buffer.write(b'a'); print('', end='', file=sys.stderr); null = os.devnull;"
         f"closed = [int(one[0]) for one in {closed!r}.split()];"
         "sys.exit(not all(os.path.samestat(os.fstat(n), os.stat(null)) and os.get_inheritable(n)"

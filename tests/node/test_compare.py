@@ -28,7 +28,7 @@ from node.compare.runs import (
 )
 from node.holdings.shard_store import ShardStore
 from node.processes.children import child_environment
-from node.settings.costs import costs_of
+from node.settings.check import costs_of
 from protocol.errors import ConfigError
 from protocol.events import ListEntry
 from protocol.identity import PeerId

@@ -1,11 +1,12 @@
 """Findings of `barnraise doctor`: each ailment by itself, and what is said to be done."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 
-from node.status.clocks import PeerClocks
 from node.status.doctor import findings
+from node.status.records import PeerReport
+from node.status.snapshot import PeerClocks
 from protocol.identity import PeerId
 from tests.node.status_scene import busy_snapshot
 
@@ -112,18 +113,17 @@ def test_slow_peers_and_rates_are_told():
     assert "2.0 to 2.0 MiB/s" in named["rates"].said
 
 
-@dataclass
-class Said:
-    at_unix_s: float
+def said(at_unix_s: float) -> PeerReport:
+    return PeerReport(device="", software="", addresses=(), round=None, at_unix_s=at_unix_s)
 
 
 def test_clock_offset_is_the_median_of_least_ages_and_no_first_word_counts():
     clocks, peers = PeerClocks(), [PeerId(bytes([n]) * 32) for n in range(3)]
-    assert clocks.look({peer: Said(100.0) for peer in peers}, 1000.0) is None
-    assert clocks.look({peer: Said(100.0) for peer in peers}, 1001.0) is None
-    told = {peer: Said(1000.0 + n) for n, peer in enumerate(peers)}
+    assert clocks.look({peer: said(100.0) for peer in peers}, 1000.0) is None
+    assert clocks.look({peer: said(100.0) for peer in peers}, 1001.0) is None
+    told = {peer: said(1000.0 + n) for n, peer in enumerate(peers)}
     assert clocks.look(told, 1031.0) == 30.0
-    told = {peer: Said(1100.0) for peer in peers}
+    told = {peer: said(1100.0) for peer in peers}
     assert clocks.look(told, 1150.0) == 30.0  # Gossip was slow: no younger than before.
-    assert clocks.look(told | {peers[2]: Said(1149.0)}, 1150.0) == 30.0
+    assert clocks.look(told | {peers[2]: said(1149.0)}, 1150.0) == 30.0
     assert clocks.look({}, 1150.0) is None

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from node.commands import evidence as commands
+from node.commands import credit as commands
 from node.commands.app import app
 from node.state import evidence_files
 from node.state.evidence_files import place_of, read_evidence, save_evidence, saved_evidence

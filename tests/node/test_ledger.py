@@ -15,8 +15,8 @@ from node.holdings.receipts import RECEIPTS_FILE
 from node.holdings.record_log import pack_record
 from node.state.stored_manifest import ANY_SIGNER
 from node.using import ledger as ledger_module
-from node.using.checkpoint_find import RunOnDisk
 from node.using.ledger import export_ledger, ledger_of
+from node.using.run_on_disk import RunOnDisk
 from protocol.errors import BarnraiseError, ConfigError, LedgerError
 from protocol.messages import Commit, SealCertificate, decode_body, decode_message, sign_message
 from protocol.rounds.chain import genesis

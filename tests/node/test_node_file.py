@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from node.settings.node_file import NodeFile, node_config, read_node_file
+from node.settings.sections import NodeFile, node_config, read_node_file
 from node.state.config import NodeConfig
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer, peer_id_text

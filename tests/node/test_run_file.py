@@ -13,8 +13,7 @@ from node.settings.run_file import (
     first_changed_key,
     read_run_file,
 )
-from node.settings.run_sections import RunFile
-from node.settings.run_template import run_file_text, write_run_file
+from node.settings.sections import RunFile, node_file_text, run_file_text, write_run_file
 from node.settings.toml_file import TOML_BYTES_MAX, Section
 from protocol import limits
 from protocol.errors import ConfigError
@@ -57,6 +56,13 @@ def test_file_of_init_has_every_key_at_its_default(tmp_path: Path) -> None:
         assert issubclass(field.annotation, Section)
         for key in field.annotation.model_fields.keys() - {"settings", "codec_settings", "then"}:
             assert f"\n{key} = " in text or f"\n# {key} = " in text, key
+
+
+def test_files_that_are_written_are_those_of_before_to_the_byte() -> None:
+    golden = Path(__file__).parent / "golden"
+    written = run_file_text("run.toml", "a run among friends")
+    assert written == (golden / "run.toml").read_text("utf-8")
+    assert node_file_text() == (golden / "node.toml").read_text("utf-8")
 
 
 @pytest.mark.parametrize("title", ['say "hi" \\ there', "Scheune für Grüße", "{name}"])

@@ -12,7 +12,7 @@ from node.peers.manifest_fetch import MANIFEST_PROTOCOL, ManifestServer
 from node.state import folder as state_folder
 from node.state.folder import CHECKPOINTS_FOLDER, MANIFEST_FILE, run_folder
 from node.state.stored_manifest import make_run_folder, store_manifest, stored_manifest
-from node.using.checkpoint_find import find_run
+from node.using.run_on_disk import find_run
 from protocol.errors import ConfigError
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest

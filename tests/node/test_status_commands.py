@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from node.commands.app import app
 from node.commands.looking import WATCH_S, look_again
-from node.reporting.json_text import to_plain
 from node.status.records import Snapshot
 from node.status.snapshot import snapshot
 from node.status.tables import PICTURES, ROUNDS_SHOWN
+from node.text.shown import to_plain
 from protocol.errors import ConfigError, NetworkError
 from protocol.identity import peer_id_text
 from tests.node.cores import GENESIS, A, B, C, core_of
@@ -28,7 +28,7 @@ from tests.node.status_web import PATIENCE_S, serving
 from tests.test_architecture import ROOT
 
 RUN = "0123456789ab"
-HEAVY = ("torch", "numpy", "trio", "libp2p", "aiohttp", "msgpack", "cryptography", "blake3")
+HEAVY = ("torch", "numpy", "trio", "libp2p", "h11", "msgpack", "cryptography", "blake3")
 
 
 def run_folder(state: Path) -> Path:

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from node.reporting.json_text import to_plain
 from node.status.records import MethodRecord, NodeStatus, from_plain
 from node.status.snapshot import snapshot
 from node.status.tables import draw_status
+from node.text.shown import to_plain
 from tests.node.cores import A, B, C, core_of
 from tests.node.status_scene import board_at, sources_of
 

@@ -17,9 +17,8 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.status.client import FoundApi, ask
-from node.status.door import Bucket
 from node.status.records import TOKEN_FILE, NodeStatus, PeerTable, RoundTable, from_plain
-from node.status.server import ServerLimits, _Gate, serve_status
+from node.status.server import Bucket, ServerLimits, _Desk, serve_status
 from protocol.errors import ConfigError
 from tests.node.status_scene import board_at, busy_snapshot
 from tests.node.status_web import PATIENCE_S, read_all, serving
@@ -231,17 +230,17 @@ async def test_strangers_that_hold_connections_lock_nobody_out_and_fill_no_log(
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-async def test_no_handler_starts_for_who_has_not_shown_the_token(
+async def test_no_request_is_read_of_who_has_not_shown_the_token(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made: list[object] = []
-    real = _Gate.connection
+    real = _Desk.answer
 
-    def counted(gate: _Gate) -> object:
-        made.append(gate)
-        return real(gate)
+    def counted(desk: _Desk, head: bytes) -> bytes:
+        made.append(desk)
+        return real(desk, head)
 
-    monkeypatch.setattr(_Gate, "connection", counted)
+    monkeypatch.setattr(_Desk, "answer", counted)
     async with serving(tmp_path) as server:
         for strange in (None, "Bearer x", server.api.token):
             assert server.ask(Authorization=strange).status == 401
@@ -343,7 +342,7 @@ async def test_server_ends_at_once_whatever_its_clients_do(tmp_path: Path) -> No
         assert server.ask().status == 200
         kept = [idle.dup(), slow.dup()]
         began_s = time.monotonic()
-    # Promised are 0.3 s on an idle machine; aiohttp alone would wait a minute.
+    # Promised are 0.3 s on an idle machine.
     assert time.monotonic() - began_s < 2.0
     for opened in kept:
         with opened:

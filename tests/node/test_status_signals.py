@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from rich.console import Console
 
-from node.reporting.json_text import to_plain
 from node.status.records import SUSPICION_USE, PeerTable, from_plain
 from node.status.snapshot import snapshot
 from node.status.tables import draw_peers, draw_status
+from node.text.shown import to_plain
 from protocol.identity import peer_id_text
 from sim.trials.faults import member_names
 from sim.trials.scenario import overridden, settled

@@ -11,9 +11,9 @@ import pytest
 import trio
 from rich.console import Console
 
-from node.reporting.json_text import to_plain
 from node.status.records import (
     NodeStatus,
+    PeerReport,
     PeerTable,
     RoundTable,
     Snapshot,
@@ -21,17 +21,18 @@ from node.status.records import (
 )
 from node.status.snapshot import (
     PEERS_SHOWN_MAX,
+    NetworkView,
     keep_status,
     node_state,
     rss_bytes,
     snapshot,
 )
 from node.status.tables import draw_status
+from node.text.shown import to_plain
 from protocol import events as ev
 from protocol.errors import StateError
 from protocol.frames import Heartbeat
-from protocol.identity import PeerId, peer_id_text
-from protocol.shared_state.told import PeerReport
+from protocol.identity import peer_id_text
 from tests.node.builders import contributed, peers_named
 from tests.node.cores import GENESIS, MANIFEST, A, B, C, D, core_of, run_idle
 from tests.node.status_scene import board_at, busy_snapshot, sealed, sources_of
@@ -360,33 +361,21 @@ def test_memory_of_this_process_is_plausible() -> None:
     assert rss_bytes() is None or 10_000_000 < (rss_bytes() or 0) < 100_000_000_000
 
 
-class Seen:
-    """A network in which one peer is connected."""
-
-    def path(self, peer: PeerId) -> str:
-        return "punched" if peer == B else ""
-
-    def traffic_with(self, peer: PeerId) -> tuple[int, int]:
-        return 7, 8
-
-    def round_trip_s(self, peer: PeerId) -> float | None:
-        return 0.0123456
-
-    def seen_as(self) -> tuple[str, ...]:
-        return ("/ip4/45.33.7.9/tcp/4001",)
-
-    def needs_relay(self) -> bool:
-        return True
-
-    def answers_at(self) -> tuple[str, ...]:
-        return ()
-
-    def silent_at(self) -> tuple[str, ...]:
-        return ("/ip4/45.33.7.9/tcp/4001",)
+OUTER = ("/ip4/45.33.7.9/tcp/4001",)
+SEEN = NetworkView(
+    path=lambda peer: "punched" if peer == B else "",
+    traffic_with=lambda _: (7, 8),
+    round_trip_s=lambda _: 0.0123456,
+    seen_as=lambda: OUTER,
+    needs_relay=lambda: True,
+    answers_at=lambda: (),
+    silent_at=lambda: OUTER,
+)
+"""One peer is connected."""
 
 
 def test_peers_show_their_path_and_what_was_exchanged_with_them() -> None:
-    sources = replace(sources_of(core_of(A, B, C)), network=Seen())
+    sources = replace(sources_of(core_of(A, B, C)), network=SEEN)
     shot = snapshot(sources, 10.0)
     shown = {peer.peer: peer for peer in shot.peers.peers}
     here, gone = shown[peer_id_text(B)], shown[peer_id_text(C)]

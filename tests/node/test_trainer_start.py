@@ -6,12 +6,11 @@ import os
 import pytest
 import trio
 
-from node.trainers.trainer import ContributionReady
-from node.trainers.trainer_channel import TrainerConfig, open_trainer
+from node.trainers.trainer import TrainerConfig, open_trainer
 from protocol.errors import ConfigError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
-from training.channel.exchange import RunClock
+from training.channel.exchange import Contribution, RunClock
 from training.channel.frames import Ready, Start
 from training.models.genesis import genesis_weights
 
@@ -34,9 +33,9 @@ async def first_contribution(run):
         )
         events = []
         with trio.fail_after(60):
-            while not isinstance(event := await trainer.next_event(), ContributionReady):
+            while not isinstance(event := await trainer.next_event(), Contribution):
                 events.append(event)
-        return event.contribution, events
+        return event, events
 
 
 async def test_a_trainer_whose_device_is_missing_says_which_and_what_to_do(tmp_path):

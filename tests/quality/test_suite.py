@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 
-from node.settings.run_sections import ThenSection
+from node.settings.sections import ThenSection
 from tests.quality.toy import REPLICAS, STEPS, loss_of
 from tests.quality.toy import toy as toy_of
 from training.loop.diloco import DiLoCo

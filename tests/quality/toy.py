@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from node.settings.run_file import Founder, build_manifest, write_out
-from node.settings.run_sections import (
+from node.settings.sections import (
     CorpusSection,
     InnerSection,
     ModelSection,

@@ -33,7 +33,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("training/loop",),
     ("training/evaluation",),
     ("training",),
-    ("node/processes",),
+    ("node/text", "node/processes"),
     ("node/state",),
     ("node/holdings",),
     ("node/status",),

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from dht.kademlia.keyspace import topic_key
 from dht.kademlia.records import SignedRecord, sign_record
 from dht.kademlia.routing import Contact
-from node.commands.meeting import _print_runs
+from node.commands.founding import _print_runs
 from node.peers.joining import parse_target
 from node.peers.public_runs import advert_of, find_public_runs, public_runs, say_run, topic_of
 from node.state.dht_table import DHT_TABLE_FILE, read_table

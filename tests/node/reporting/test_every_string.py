@@ -23,18 +23,18 @@ from rich.text import Text
 from dht.kademlia.keyspace import topic_key
 from dht.kademlia.records import sign_record
 from node import cli
-from node.commands.meeting import _print_runs
+from node.commands.founding import _print_runs
 from node.peers.handshake import refusal_error
 from node.peers.invite import Invite
 from node.peers.public_runs import RunAdvert, public_runs, topic_of
 from node.reporting.logs import JsonFormatter, TextFormatter
 from node.reporting.people import Occasion, PeopleLog, what_joining_means
-from node.reporting.terminal import PeopleConsole
 from node.status.doctor import findings
-from node.status.metrics import render_metrics
-from node.status.records import NodeStatus, PeerTable, from_plain
+from node.status.records import NodeStatus, PeerReport, PeerTable, from_plain
+from node.status.server import render_metrics
 from node.status.snapshot import snapshot
 from node.status.tables import draw_doctor, draw_peers, draw_status
+from node.text.terminal import PeopleConsole
 from protocol.bounds import OneOf
 from protocol.entry_kinds import RULES, Identity
 from protocol.errors import DecodeError, RefusedError
@@ -45,7 +45,6 @@ from protocol.manifest import (
     first_difference,
 )
 from protocol.messages import Commit, Seat
-from protocol.shared_state.told import PeerReport
 from protocol.wire import encode
 from tests.node.cores import A, B, C, core_of
 from tests.node.status_scene import board_at, sources_of

@@ -10,8 +10,15 @@ from pathlib import Path
 import pytest
 from libp2p.utils.logging import cleanup_logging, setup_logging
 
-from node.reporting.library_lines import LIBRARIES_MAX, LINES_MAX, WINDOW_S, LibraryLines
-from node.reporting.logs import LINE_CHARACTERS_MAX, VALUE_CHARACTERS_MAX, start_logging
+from node.reporting.logs import (
+    LIBRARIES_MAX,
+    LINE_CHARACTERS_MAX,
+    LINES_MAX,
+    VALUE_CHARACTERS_MAX,
+    WINDOW_S,
+    LibraryLines,
+    start_logging,
+)
 from tests.node.log_lines import lines, told
 
 HOSTILE = (

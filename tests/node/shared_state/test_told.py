@@ -2,10 +2,11 @@
 
 from dataclasses import replace
 
+from node.peers.told import all_told
+from node.status.records import PeerReport
 from protocol.entry_kinds import EntryKind
 from protocol.shared_state.announcing import TELLERS_MAX
 from protocol.shared_state.book import SharedState
-from protocol.shared_state.told import PeerReport, all_told
 from protocol.wire import encode
 from tests.node.shared_state.scene import RUN, WALL_S, make_entry, signer
 from tests.node.shared_state.test_announcing import SEATED, Scene

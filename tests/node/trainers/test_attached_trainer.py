@@ -10,11 +10,10 @@ import trio
 import trio.testing
 
 from node.trainers.attached_trainer import Attachment, _end_early
-from node.trainers.trainer import ContributionReady
-from node.trainers.trainer_channel import TrainerConfig
+from node.trainers.trainer import TrainerConfig
 from protocol.errors import RefusedError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
-from training.channel.exchange import Outcome, RunClock, Turn
+from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import (
     TO_USER,
     Attach,
@@ -124,7 +123,7 @@ async def test_a_users_process_is_told_of_the_run_and_trains_like_any_trainer(us
             assert isinstance(await user.hear(), Start)
             assert np.array_equal(channel.read_anchor(0), anchor_N)
             user.contribute()
-            assert isinstance(await trainer.next_event(), ContributionReady)
+            assert isinstance(await trainer.next_event(), Contribution)
             await trainer.deliver(
                 Outcome(listed=True, anchor_N=-anchor_N, clock=CLOCK, lease=((9, 10),))
             )

@@ -8,7 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from node.plane.hooks import NodeHooks
-from node.trainers.audit_work import WAITING_MAX, AuditWork
+from node.trainers.work import WAITING_MAX, AuditWork
 from protocol import events as ev
 from protocol.errors import TrainerError
 from sim.attacks.lying_auditor import FindsWrong

@@ -11,8 +11,8 @@ from trio.testing import wait_all_tasks_blocked
 
 from node.plane.hooks import NodeHooks
 from node.status.board import EventLog
-from node.trainers.pace import FIRST_STEPS, SHARE
-from node.trainers.trainer_channel import TrainerConfig
+from node.trainers.choosing import FIRST_STEPS, SHARE
+from node.trainers.trainer import TrainerConfig
 from node.trainers.work import TrainerWork, WorkParts
 from protocol import events as ev
 from protocol.errors import TrainerError

@@ -10,15 +10,14 @@ import pytest
 import trio
 
 from node.processes.children import child_environment
-from node.trainers.trainer import ContributionReady, Trainer
-from node.trainers.trainer_channel import TrainerConfig, open_trainer
+from node.trainers.trainer import Trainer, TrainerConfig, open_trainer
 from protocol.identity import Ed25519Signer
 from protocol.wire import encode
 from sim.local.made_up_trainer import made_up_drift, pace_s
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
 from tests.node.edge import FOUNDER_SEED, signed
-from training.channel.exchange import Outcome, RunClock, Turn
+from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import Ready, Start
 from training.compression import make_codec
 
@@ -62,9 +61,9 @@ def anchor(value: float):
 
 
 async def contribution(one: Trainer):
-    while not isinstance(event := await one.next_event(), ContributionReady):
+    while not isinstance(event := await one.next_event(), Contribution):
         assert isinstance(event, Ready)
-    return event.contribution
+    return event
 
 
 async def begin(one: Trainer, round_index: int, anchor_N, *, listed=False, resync=False):
@@ -214,4 +213,4 @@ async def test_trainer_that_is_held_begins_when_the_file_is_there(tmp_path):
             await one.next_event()
         assert scope.cancelled_caught
         hold.touch()
-        assert isinstance(await one.next_event(), ContributionReady)
+        assert isinstance(await one.next_event(), Contribution)

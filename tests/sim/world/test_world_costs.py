@@ -10,7 +10,7 @@ import pytest
 
 from node.holdings.states import round_config
 from node.reporting.tracing import Record, Signed
-from node.settings.costs import Line, costs_of
+from node.settings.check import Line, costs_of
 from protocol.manifest import RunManifest, Setting
 from protocol.messages import Kind
 from sim.world.links import Direction, Link

@@ -10,7 +10,7 @@ from blake3 import blake3
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
-from node.using.checkpoint_find import open_signed
+from node.using.run_on_disk import open_signed
 from protocol.errors import CheckpointError, ConfigError, ManifestError
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, Setting, sign_manifest

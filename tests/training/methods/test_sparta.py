@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from torch import nn
 
-from node.settings.check import check_run_file
-from node.settings.costs import costs_of
+from node.settings.check import check_run_file, costs_of
 from protocol.errors import ConfigError
 from protocol.manifest import RunManifest, Setting
 from tests.node.test_check import file

@@ -1,4 +1,6 @@
-"""How many steps a node takes of a round: found from what it measured, alone or among others."""
+"""How many steps a node takes of a round, alone or among others, and in how many bits it encodes:
+found from what it measured.
+"""
 
 import random
 from functools import partial
@@ -6,7 +8,18 @@ from itertools import pairwise
 
 import pytest
 
-from node.trainers.pace import FIRST_STEPS, SHARE, Pace, StepsChoice
+from node.trainers.choosing import (
+    FIRST_STEPS,
+    SHARE,
+    SURELY,
+    Pace,
+    StepsChoice,
+    TrainerWatch,
+    grading,
+)
+from training.compression import CODECS
+from training.compression.blocks import GradedCodec
+from training.methods.presets import GRADE_FROM_MBIT
 
 ROUNDS = 120
 SETTLED = 60
@@ -238,3 +251,74 @@ def test_where_nothing_is_chosen_it_is_measured_all_the_same() -> None:
         pace.handed(50, 10.0 * number + 5.0)
     choice = pace.next(50.0)
     assert (choice.step_s, choice.exchange_s, choice.computing) == (0.1, 5.0, 0.5)
+
+
+def test_whoever_waits_for_each_outcome_hides_nothing() -> None:
+    flight = TrainerWatch()
+    for began_s in (0.0, 10.0, 20.0):
+        flight.goes_on(began_s)
+        flight.handed(began_s + 6.0)
+        assert flight.landed(began_s + 9.0) == pytest.approx(3.0)
+    assert flight.take() == pytest.approx((9.0, 0.0))
+    assert flight.take() is None
+
+
+def test_steps_while_two_are_in_flight_count_for_both() -> None:
+    flight = TrainerWatch()
+    flight.goes_on(0.0)
+    flight.handed(10.0)
+    flight.goes_on(11.0)
+    flight.handed(15.0)
+    flight.landed(20.0)  # Of ten seconds it stepped four, and then waited.
+    assert flight.take() == pytest.approx((10.0, 4.0))
+    flight.goes_on(21.0)
+    flight.landed(24.0)  # In the midst of its steps.
+    assert flight.take() == pytest.approx((9.0, 3.0))
+    flight.handed(30.0)
+    flight.goes_on(30.0)
+    flight.landed(31.0)
+    assert flight.take() == pytest.approx((1.0, 1.0))
+
+
+def test_what_never_stepped_hides_nothing() -> None:
+    flight = TrainerWatch()
+    flight.handed(5.0)
+    flight.landed(7.0)
+    assert flight.take() == pytest.approx((2.0, 0.0))
+
+
+ALL = GradedCodec()
+
+
+def test_codec_without_grades_is_left_alone() -> None:
+    assert grading(CODECS["int8"](), 0, 500.0).bits == 0
+
+
+def test_until_the_line_is_known_it_is_the_usual_or_the_last() -> None:
+    assert grading(GradedCodec(usual=4), 0, None).bits == 4
+    assert grading(ALL, 8, None).bits == 8
+    assert "until enough has been sent" in grading(ALL, 0, None).why
+
+
+@pytest.mark.parametrize(
+    ("mbit", "bits"), [(1.0, 2), (39.0, 2), (51.0, 4), (99.0, 4), (126.0, 8), (1e5, 8)]
+)
+def test_line_decides(mbit: float, bits: int) -> None:
+    found = grading(ALL, 0, mbit)
+    assert found.bits == bits
+    assert f"{mbit:.0f} Mbit/s leave this node" in found.why
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_line_at_the_edge_does_not_change_the_grade_with_every_round(bits: int) -> None:
+    edge = GRADE_FROM_MBIT[bits]
+    coarser = bits // 2
+    for before in (bits, coarser):
+        assert grading(ALL, before, edge * 1.01).bits == before
+    assert grading(ALL, bits, edge * 0.99).bits == coarser
+    assert grading(ALL, coarser, edge * SURELY).bits == bits
+
+
+def test_run_may_allow_fewer_grades_than_there_are() -> None:
+    assert grading(GradedCodec(finest=4), 0, 1e4).bits == 4
+    assert grading(GradedCodec(coarsest=4, usual=4), 0, 1.0).bits == 4

@@ -14,12 +14,11 @@ import trio.testing
 
 from node.holdings.shard_store import ShardStore
 from node.processes.children import child_environment, trainer_threads
-from node.trainers.trainer import ContributionReady, anchors_in_place
-from node.trainers.trainer_channel import TrainerConfig, open_trainer
+from node.trainers.trainer import TrainerConfig, anchors_in_place, open_trainer
 from protocol.errors import ManifestError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
-from training.channel.exchange import Outcome, RunClock
+from training.channel.exchange import Contribution, Outcome, RunClock
 from training.channel.frames import Audit, Progress, Ready, Start, Validation
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined
@@ -136,7 +135,7 @@ async def test_anchor_that_is_read_in_place_is_held_until_the_contribution_and_n
         assert gone() is not None
         assert trainer.anchors.place_of(trainer.anchors.take()) != place
         await trainer.audit(AUDIT)
-        await next_of(trainer, ContributionReady)
+        await next_of(trainer, Contribution)
         assert gone() is None
         assert trainer.anchors.place_of(trainer.anchors.take()) == place
 
@@ -156,7 +155,7 @@ async def test_anchor_that_lies_elsewhere_is_copied_and_the_copy_goes_with_the_c
         assert blocks() > before
         await next_of(trainer, Progress)
         await trainer.audit(AUDIT)
-        await next_of(trainer, ContributionReady)
+        await next_of(trainer, Contribution)
         assert blocks() == before
 
 
@@ -196,10 +195,10 @@ async def test_a_trainer_contributes_takes_over_the_outcome_and_ends_with_its_ru
         genesis = await next_of(trainer, Validation)
         if os.name != "nt":
             os.kill(trainer.pid, signal.SIGINT)  # Ctrl+C is for the network process to act on.
-        first = (await next_of(trainer, ContributionReady)).contribution
+        first = await next_of(trainer, Contribution)
         await trainer.deliver(outcome_of_round(1, anchor), validate=True)
         halved = await next_of(trainer, Validation)
-        second = (await next_of(trainer, ContributionReady)).contribution
+        second = await next_of(trainer, Contribution)
         await trainer.deliver(outcome_of_round(2, anchor, last=True))
         rest = [event async for event in trainer]
 
@@ -248,7 +247,7 @@ async def test_a_killed_network_process_takes_its_trainer_along(tmp_path):
     script = """
 import sys, trio
 from pathlib import Path
-from tests.node.trainers.test_trainer_channel import *
+from tests.node.trainers.test_trainer import *
 async def main():
     run = config(Path(sys.argv[1]), batch=LONG_BATCH)
     async with open_trainer(run) as trainer:
@@ -387,7 +386,7 @@ async def test_a_command_that_is_not_there_leaves_no_file(tmp_path):
 
 
 def test_the_network_process_side_loads_no_torch():
-    code = "import node.trainers.trainer_channel, sys; sys.exit('torch' in sys.modules)"
+    code = "import node.trainers.trainer, sys; sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code]
     assert subprocess.run(command, env=child_environment(), check=False).returncode == 0
 

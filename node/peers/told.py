@@ -1,9 +1,9 @@
 """What peers say of themselves, for people to look at and for the search: who is known at all."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from itertools import chain
 
+from node.status.records import PeerReport
 from protocol.entry_kinds import EntryKind, Identity, Presence
 from protocol.hybrid_clock import stamp_s
 from protocol.identity import PeerId
@@ -11,18 +11,6 @@ from protocol.shared_state.book import SharedState
 
 TELLING = (EntryKind.IDENTITY, EntryKind.PRESENCE, EntryKind.LEAVE)
 """The kinds that `all_told` is made of: it changes with their versions."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeerReport:
-    """What a peer said of itself in its entries, last at `at_unix_s`; `round` is None for those
-    that have no seat."""
-
-    device: str
-    software: str
-    addresses: tuple[str, ...]
-    round: int | None
-    at_unix_s: float
 
 
 def all_told(book: SharedState, first: Iterable[PeerId], *, most: int) -> dict[PeerId, PeerReport]:

@@ -11,7 +11,7 @@ from typing import IO
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from node.reporting.shown import escaped
+from node.text.shown import escaped
 
 
 class PeopleConsole(Console):
