@@ -26,7 +26,6 @@ from node.processes.version import version
 from node.state.config import PeerAddress
 from node.state.evidence_files import save_evidence
 from node.status.board import EventLog, StatusBoard
-from node.status.records import PeerReport
 from protocol import events as ev
 from protocol import limits
 from protocol.clock import WallClock
@@ -45,6 +44,7 @@ from protocol.shared_state.own import WrittenEntry
 from protocol.shared_state.store import Store
 
 if TYPE_CHECKING:
+    from node.status.records import PeerReport
     from node.peers.access import Access
 
 logger = logging.getLogger(__name__)
