@@ -31,9 +31,9 @@ from node.text.shown import shown
 from protocol.errors import ConfigError, TrainerError
 from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
-from training.channel.child_process import read_manifest
 from training.channel.exchange import Contribution, Outcome, RunClock, RunStart, Turn
 from training.channel.frames import Attach, Ready
+from training.channel.manifest_file import read_manifest
 from training.channel.trainer_end import (
     ChannelExchange,
     ChannelFile,

@@ -17,11 +17,11 @@ from protocol.errors import BarnraiseError, ConfigError
 from training.channel.child_process import (
     exit_now,
     leave_interrupts_to_parent,
-    read_manifest,
     set_thread_budget,
     take_control_pipe,
 )
 from training.channel.frames import failure_frame, pack_frame
+from training.channel.manifest_file import read_manifest
 from training.channel.trainer_end import ChannelExchange, ChannelFile, ControlPipe, channel_spec
 
 logger = logging.getLogger(__name__)

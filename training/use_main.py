@@ -27,12 +27,11 @@ from protocol.manifest import RunManifest
 from training.channel.child_process import (
     exit_when_stdin_closes,
     leave_interrupts_to_parent,
-    open_known_manifest,
-    read_manifest,
     set_thread_budget,
 )
 from training.channel.exchange import RunClock
 from training.channel.frames import failure_frame
+from training.channel.manifest_file import open_known_manifest, read_manifest
 from training.data.corpus import open_corpus
 from training.evaluation import Sampling
 from training.files.exported import read_provenance, read_tensors, require_whole_model

@@ -44,8 +44,8 @@ from protocol.shared_state.own import WrittenEntry
 from protocol.shared_state.store import Store
 
 if TYPE_CHECKING:
-    from node.status.records import PeerReport
     from node.peers.access import Access
+    from node.status.records import PeerReport
 
 logger = logging.getLogger(__name__)
 

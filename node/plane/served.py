@@ -303,8 +303,8 @@ class _Finder:
         except OSError as error:
             logger.warning("checkpoint not served path=%s reason=%s", path, error)
             return None
-        except (CheckpointError, ValueError) as error:
-            logger.warning("checkpoint not served path=%s reason=%s", path, error)
+        except (CheckpointError, ValueError) as damage:
+            logger.warning("checkpoint not served path=%s reason=%s", path, damage)
             self._remember(files, None)
             return None
         self._remember(files, found.hashed)

@@ -27,14 +27,10 @@ from protocol.manifest import RunManifest
 from protocol.segments import MOMENTS, SegmentPlace, SegmentState, luck_of
 from sim.local.made_up_kept import KeptTransaction, anchor_digest, kept_at, packed
 from training.audits.traces import TRACES_FOLDER, TraceFolder, run_audit
-from training.channel.child_process import (
-    exit_now,
-    leave_interrupts_to_parent,
-    read_manifest,
-    take_control_pipe,
-)
+from training.channel.child_process import exit_now, leave_interrupts_to_parent, take_control_pipe
 from training.channel.exchange import Contribution, Outcome, RunClock, TraceRoots
 from training.channel.frames import Audit, Ready, Reopen, Start, Validation
+from training.channel.manifest_file import read_manifest
 from training.channel.trainer_end import (
     ChannelExchange,
     ChannelFile,

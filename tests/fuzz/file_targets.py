@@ -36,7 +36,7 @@ from tests.training.files.test_exported import provenance_of
 from tests.training.loop.test_inner_state import state as inner_state
 from tests.training.replicas import small_manifest
 from training.audits.traces import TraceFolder, read_trace_names
-from training.channel.child_process import open_known_manifest, read_manifest
+from training.channel.manifest_file import open_known_manifest, read_manifest
 from training.device.inner import (
     accumulate_gradient,
     apply_gradient,
@@ -280,8 +280,8 @@ TARGETS = [
     Target(
         name="manifest of a known run",
         covers=(
-            "training.channel.child_process.open_known_manifest",
-            "training.channel.child_process.read_manifest",
+            "training.channel.manifest_file.open_known_manifest",
+            "training.channel.manifest_file.read_manifest",
         ),
         read=from_file(partial(read_manifest, run=MANIFEST.digest), "manifest.msgpack"),
         errors=(PeerError, ManifestError),
@@ -291,7 +291,7 @@ TARGETS = [
     ),
     Target(
         name="manifest in an export",
-        covers=("training.channel.child_process.open_known_manifest",),
+        covers=("training.channel.manifest_file.open_known_manifest",),
         read=from_bytes(partial(open_known_manifest, run=MANIFEST.digest)),
         errors=(PeerError, ManifestError),
         examples=lambda: (disk().signed,),

@@ -175,7 +175,7 @@ TARGETS = [
     ),
     Target(
         name="words of relays",
-        covers=("dht.reaching.circuits.decode_word",),
+        covers=("dht.reaching.addresses.decode_word",),
         read=lambda data, _: decode_word(data),
         errors=(DecodeError,),
         examples=lambda: tuple(encode_word(word) for word in WORDS),
@@ -199,7 +199,7 @@ TARGETS = [
     ),
     Target(
         name="address through a relay",
-        covers=("dht.reaching.circuits.parse_circuit",),
+        covers=("dht.reaching.addresses.parse_circuit",),
         read=from_text(parse_circuit),
         errors=(DecodeError,),
         examples=lambda: (f"{MULTIADDR}/p2p-circuit".encode(),),

@@ -1,16 +1,10 @@
-"""How child processes of ours begin and end: their threads, the manifest that they read, and that
+"""How child processes of ours begin and end: their threads, and that
 they never outlive their parent."""
 
 import os
 import signal
 import sys
 import threading
-from pathlib import Path
-from typing import Never
-
-from protocol import limits
-from protocol.errors import ManifestError
-from protocol.manifest import RunManifest, open_manifest
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -80,42 +74,3 @@ def exit_when_stdin_closes(read_fd: int = 0) -> None:
 
 
 # The manifest, as a file that is named by its digest ---------------------------------------------
-
-
-class _DigestIsEnough:
-    """Signer for a manifest whose digest comes from a process that checked the signature."""
-
-    @property
-    def peer_id(self) -> Never:
-        raise AssertionError("signs nothing")
-
-    def sign(self, message: bytes) -> Never:
-        raise AssertionError("signs nothing")
-
-    def verify(self, peer: bytes, message: bytes, signature: bytes) -> bool:
-        del peer, message, signature
-        return True
-
-
-def open_known_manifest(data: bytes, *, run: bytes) -> RunManifest:
-    """The manifest in `data`, if `run` is its digest; its signature is not looked at.
-
-    Raises DecodeError for malformed bytes, ManifestError for another run.
-    """
-    manifest = open_manifest(data, _DigestIsEnough())
-    if manifest.digest != run:
-        raise ManifestError(f"it is of run {manifest.digest.hex()[:12]}, not {run.hex()[:12]}")
-    return manifest
-
-
-def read_manifest(path: Path, run: bytes) -> RunManifest:
-    """The signed manifest in the file, if `run` is its digest; its signature is not looked at.
-
-    Raises OSError without the file, DecodeError for malformed bytes, ManifestError for another run.
-    """
-    with path.open("rb") as file:
-        data = file.read(limits.MANIFEST_BYTES_MAX + 1)
-    try:
-        return open_known_manifest(data, run=run)
-    except ManifestError as error:
-        raise ManifestError(f"the manifest {path}: {error}") from error

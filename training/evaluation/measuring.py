@@ -11,9 +11,9 @@ from protocol.manifest import RunManifest
 from training.channel.child_process import (
     exit_when_stdin_closes,
     leave_interrupts_to_parent,
-    read_manifest,
     set_thread_budget,
 )
+from training.channel.manifest_file import read_manifest
 from training.data.corpus import Dataset, open_corpus
 
 EXIT_FAILED = 1

@@ -6,8 +6,7 @@ import pytest
 import trio
 
 from node.peers.handshake import shake_hands
-from node.peers.invite import PEERS_MAX
-from node.peers.links import CONTROL_PROTOCOL, TOLD_S, TWIN, Twins
+from node.peers.links import CONTROL_PROTOCOL, PEERS_MAX, TOLD_S, TWIN, Twins
 from node.state.config import PeerAddress
 from protocol import events as ev
 from protocol.errors import RefusedError

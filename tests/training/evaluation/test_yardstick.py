@@ -11,8 +11,8 @@ from node.processes.children import child_environment
 from protocol.errors import ManifestError
 from protocol.manifest import RunManifest
 from tests.training.disk_run import MANIFEST_FILE, write_run
-from training.channel.child_process import read_manifest
 from training.channel.exchange import RunClock
+from training.channel.manifest_file import read_manifest
 from training.data.corpus import open_corpus
 from training.device.inner import accumulate_gradient, apply_gradient, make_optimizer
 from training.evaluation.yardstick import Point, genesis_loss, model_of, sample_text, train_alone
