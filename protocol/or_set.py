@@ -77,7 +77,7 @@ class Context:
         return Dot(writer, max(numbers, default=0) + 1)
 
 
-class _Seen:
+class _SeenDots:
     """A context, made for many questions."""
 
     def __init__(self, context: Context) -> None:
@@ -106,7 +106,7 @@ class OrSet:
     def __post_init__(self) -> None:
         if list(self.tags) != sorted(set(self.tags)):
             raise ValueError("tags must ascend, none twice")
-        seen = _Seen(self.context)
+        seen = _SeenDots(self.context)
         if not all(tag.dot in seen for tag in self.tags):
             raise ValueError("a tag whose dot its own context has not seen")
 
@@ -125,7 +125,7 @@ class OrSet:
 
     def merge(self, *others: "OrSet") -> "OrSet":
         """A tag stays if every side that has seen its dot still has it."""
-        sides = [(frozenset(one.tags), _Seen(one.context)) for one in (self, *others)]
+        sides = [(frozenset(one.tags), _SeenDots(one.context)) for one in (self, *others)]
         tags = {
             tag
             for candidates, _ in sides

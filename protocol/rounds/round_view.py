@@ -42,125 +42,6 @@ class Asked:
     count: int
 
 
-@dataclass(slots=True, kw_only=True)
-class Asking:
-    """`asked` says of whom the cells of a subject from some cell on were asked last, `moved_s` when
-    bytes of a subject came from a peer; whoever is among `suspects` is waited for no longer.
-    """
-
-    suspects: frozenset[PeerId]
-    asked: dict[tuple[bytes, int], Asked] = field(default_factory=dict)
-    moved_s: dict[tuple[bytes, PeerId], float] = field(default_factory=dict)
-
-    def rare(self, name: str) -> bool:
-        """Whether a rare branch is taken (`protocol.rounds.rare`)."""
-        raise NotImplementedError
-
-    def is_moving(self, subject: bytes, source: PeerId, *, now_s: float, within_s: float) -> bool:
-        """Whether bytes of a subject came from a peer so lately."""
-        return now_s - self.moved_s.get((subject, source), -math.inf) < within_s
-
-    def ask_due_s(self, subject: bytes, first: int, retry_s: float) -> float:
-        """When cells may be asked for that were asked for before.
-
-        At once if their source is suspected; else when nothing has come from it for a while, which
-        is longer each time: on a slow line a second answer is what delays the first.
-        """
-        asked = self.asked[subject, first]
-        if asked.source in self.suspects:
-            return asked.at_s
-        moved_s = self.moved_s.get((subject, asked.source), asked.at_s)
-        growth = RETRY_GROWTH ** min(asked.count - 1, RETRY_GROWTH_STEPS_MAX)
-        return max(asked.at_s, moved_s) + retry_s * growth
-
-    def may_ask(self, subject: bytes, first: int, *, now_s: float, retry_s: float) -> bool:
-        """Whether there is no reason to wait before these cells are asked for."""
-        is_new = (subject, first) not in self.asked
-        return is_new or now_s >= self.ask_due_s(subject, first, retry_s)
-
-    def ask(
-        self, subject: bytes, first: int, sources: list[PeerId], *, now_s: float, retry_s: float
-    ) -> PeerId | None:
-        """Whom to ask for these cells, each source in turn; None while there is reason to wait."""
-        asked = self.asked.get((subject, first))
-        if not self.may_ask(subject, first, now_s=now_s, retry_s=retry_s):
-            return None
-        count = 0 if asked is None else asked.count
-        source = sources[(count + self.rare("other-source")) % len(sources)]
-        self.asked[subject, first] = Asked(source, now_s, count + 1)
-        return source
-
-
-@dataclass(slots=True, kw_only=True)
-class Holding(Asking):
-    """`parts` and `results` name the cells in the own store, by COMMIT and by LIST digest; of
-    `num_cells` each. `progress_s` is when the last of them came that was new."""
-
-    num_cells: int
-    ballots: Ballots = field(init=False)
-    parts: dict[bytes, set[int]] = field(default_factory=dict)
-    results: dict[bytes, set[int]] = field(default_factory=dict)
-    progress_s: float = 0.0
-    _subjects: dict[tuple[bytes, int, int], bytes] = field(default_factory=dict, init=False)
-    """What the slots of slices are called: asked for with every message of the round."""
-
-    def is_about(self, subject: bytes) -> bool:
-        """Whether that is a COMMIT or a LIST of this round."""
-        ballots = self.ballots
-        return ballots.commit_of(subject) is not None or ballots.list_of(subject) is not None
-
-    def arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...], *, now_s: float) -> bool:
-        """Cells are in the own store; whether any of them is new, which is progress."""
-        store = self.parts if bulk is Bulk.PART else self.results
-        held = store.setdefault(subject, set())
-        is_new = not held.issuperset(cells)
-        held.update(cells)
-        if is_new:
-            self.progress_s = now_s
-        return is_new
-
-    def missing_parts(self, commit: bytes, piece: Slice) -> tuple[int, ...]:
-        """Cells of a slice of which the part of that COMMIT is not here."""
-        held = self.parts.get(commit)
-        if held is None:
-            return tuple(range(piece.first, piece.stop))
-        return tuple(filterfalse(held.__contains__, range(piece.first, piece.stop)))
-
-    def missing_results(self, digest: bytes) -> tuple[int, ...]:
-        """Cells whose result for that LIST is not here."""
-        held = self.results.get(digest)
-        if held is None:
-            return tuple(range(self.num_cells))
-        if len(held) == self.num_cells:
-            return ()
-        return tuple(filterfalse(held.__contains__, range(self.num_cells)))
-
-    def listed(self, body: List) -> list[tuple[PeerId, bytes, Commit]] | None:
-        """The listed contributions in the order of the LIST; None while a COMMIT is unknown."""
-        found = []
-        for digest in body.commits:
-            commit = self.ballots.commit_of(digest)
-            if commit is None:
-                return None
-            found.append((commit[0], digest, commit[1]))
-        return found
-
-    def agg_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Agg]:
-        """Who announced which result root for a slice of a LIST."""
-        return dict(self.ballots.bodies(Kind.AGG, Agg, 0, self._subject(digest, piece)))
-
-    def gram_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Gram]:
-        """Who announced which partial Gram matrix for a slice of a LIST."""
-        return dict(self.ballots.bodies(Kind.GRAM, Gram, 0, self._subject(digest, piece)))
-
-    def _subject(self, digest: bytes, piece: Slice) -> bytes:
-        place = (digest, piece.first, piece.stop)
-        subject = self._subjects.get(place)
-        if subject is None:
-            subject = self._subjects[place] = slice_subject(digest, piece.first, piece.stop)
-        return subject
-
-
 @dataclass(slots=True)
 class Early:
     """Messages of the next round, which cannot be filed before the seal that opens it is here."""
@@ -248,7 +129,7 @@ Request = tuple[str, bytes, int, PeerId]
 
 
 @dataclass(slots=True, kw_only=True)
-class RoundView(Holding):
+class RoundView:
     """The round that follows the seal `head`, as this node sees it.
 
     With two rounds in flight (R5) `named_by` is the seal before `head`, which names roster, slots
@@ -287,8 +168,22 @@ class RoundView(Holding):
     many slices, and since when.
     `convicted` are peers against whom there is evidence: they count as suspected, and a closer
     lists none of them.
+
+    `asked` says of whom the cells of a subject from some cell on were asked last, `moved_s` when
+    bytes of a subject came from a peer; whoever is among `suspects` is waited for no longer.
+    `progress_s` is when the last of the cells came that was new.
     """
 
+    suspects: frozenset[PeerId]
+    asked: dict[tuple[bytes, int], Asked] = field(default_factory=dict)
+    moved_s: dict[tuple[bytes, PeerId], float] = field(default_factory=dict)
+    num_cells: int
+    ballots: Ballots = field(init=False)
+    parts: dict[bytes, set[int]] = field(default_factory=dict)
+    results: dict[bytes, set[int]] = field(default_factory=dict)
+    progress_s: float = 0.0
+    _subjects: dict[tuple[bytes, int, int], bytes] = field(default_factory=dict, init=False)
+    """What the slots of slices are called: asked for with every message of the round."""
     me: PeerId
     head: SealValue
     trust: str
@@ -684,3 +579,93 @@ class RoundView(Holding):
         """Bytes of a COMMIT's parts or a LIST's results are arriving from a peer, or announced."""
         if source in self.member_set and self.is_about(subject):
             self.moved_s[subject, source] = now_s
+
+    def is_moving(self, subject: bytes, source: PeerId, *, now_s: float, within_s: float) -> bool:
+        """Whether bytes of a subject came from a peer so lately."""
+        return now_s - self.moved_s.get((subject, source), -math.inf) < within_s
+
+    def ask_due_s(self, subject: bytes, first: int, retry_s: float) -> float:
+        """When cells may be asked for that were asked for before.
+
+        At once if their source is suspected; else when nothing has come from it for a while, which
+        is longer each time: on a slow line a second answer is what delays the first.
+        """
+        asked = self.asked[subject, first]
+        if asked.source in self.suspects:
+            return asked.at_s
+        moved_s = self.moved_s.get((subject, asked.source), asked.at_s)
+        growth = RETRY_GROWTH ** min(asked.count - 1, RETRY_GROWTH_STEPS_MAX)
+        return max(asked.at_s, moved_s) + retry_s * growth
+
+    def may_ask(self, subject: bytes, first: int, *, now_s: float, retry_s: float) -> bool:
+        """Whether there is no reason to wait before these cells are asked for."""
+        is_new = (subject, first) not in self.asked
+        return is_new or now_s >= self.ask_due_s(subject, first, retry_s)
+
+    def ask(
+        self, subject: bytes, first: int, sources: list[PeerId], *, now_s: float, retry_s: float
+    ) -> PeerId | None:
+        """Whom to ask for these cells, each source in turn; None while there is reason to wait."""
+        asked = self.asked.get((subject, first))
+        if not self.may_ask(subject, first, now_s=now_s, retry_s=retry_s):
+            return None
+        count = 0 if asked is None else asked.count
+        source = sources[(count + self.rare("other-source")) % len(sources)]
+        self.asked[subject, first] = Asked(source, now_s, count + 1)
+        return source
+
+    def is_about(self, subject: bytes) -> bool:
+        """Whether that is a COMMIT or a LIST of this round."""
+        ballots = self.ballots
+        return ballots.commit_of(subject) is not None or ballots.list_of(subject) is not None
+
+    def arrived(self, bulk: Bulk, subject: bytes, cells: tuple[int, ...], *, now_s: float) -> bool:
+        """Cells are in the own store; whether any of them is new, which is progress."""
+        store = self.parts if bulk is Bulk.PART else self.results
+        held = store.setdefault(subject, set())
+        is_new = not held.issuperset(cells)
+        held.update(cells)
+        if is_new:
+            self.progress_s = now_s
+        return is_new
+
+    def missing_parts(self, commit: bytes, piece: Slice) -> tuple[int, ...]:
+        """Cells of a slice of which the part of that COMMIT is not here."""
+        held = self.parts.get(commit)
+        if held is None:
+            return tuple(range(piece.first, piece.stop))
+        return tuple(filterfalse(held.__contains__, range(piece.first, piece.stop)))
+
+    def missing_results(self, digest: bytes) -> tuple[int, ...]:
+        """Cells whose result for that LIST is not here."""
+        held = self.results.get(digest)
+        if held is None:
+            return tuple(range(self.num_cells))
+        if len(held) == self.num_cells:
+            return ()
+        return tuple(filterfalse(held.__contains__, range(self.num_cells)))
+
+    def listed(self, body: List) -> list[tuple[PeerId, bytes, Commit]] | None:
+        """The listed contributions in the order of the LIST; None while a COMMIT is unknown."""
+        found = []
+        for digest in body.commits:
+            commit = self.ballots.commit_of(digest)
+            if commit is None:
+                return None
+            found.append((commit[0], digest, commit[1]))
+        return found
+
+    def agg_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Agg]:
+        """Who announced which result root for a slice of a LIST."""
+        return dict(self.ballots.bodies(Kind.AGG, Agg, 0, self._subject(digest, piece)))
+
+    def gram_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Gram]:
+        """Who announced which partial Gram matrix for a slice of a LIST."""
+        return dict(self.ballots.bodies(Kind.GRAM, Gram, 0, self._subject(digest, piece)))
+
+    def _subject(self, digest: bytes, piece: Slice) -> bytes:
+        place = (digest, piece.first, piece.stop)
+        subject = self._subjects.get(place)
+        if subject is None:
+            subject = self._subjects[place] = slice_subject(digest, piece.first, piece.stop)
+        return subject
