@@ -26,7 +26,8 @@ from protocol.rounds import roster as rosters
 from protocol.rounds.ballots import BallotEntry, Ballots
 from protocol.rounds.belief import Belief, belief_of
 from protocol.rounds.rare import Rare, never
-from protocol.rounds.reducers import Gathering, GatheringAll, Slice, one_slice, set_back, slices
+from protocol.rounds.reducers import Gathering, GatheringAll, Slice, one_slice, set_back
+from protocol.rounds.reducers import slices as cut_slices
 from protocol.rounds.round_config import RoundConfig as RoundConfig
 
 RETRY_GROWTH = 1.5
@@ -199,7 +200,7 @@ class RoundView:
     relayed_s: float = 0.0
     admission: AdmissionSpec = NO_ADMISSION
     audits: AuditSpec = NO_AUDITS
-    cut: Callable[..., tuple[Slice, ...]] = slices
+    cut: Callable[..., tuple[Slice, ...]] = cut_slices
     slices: tuple[Slice, ...] = field(init=False)
     attempt: int = 0
     time_outs: int = 0
