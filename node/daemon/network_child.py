@@ -198,6 +198,13 @@ if sys.platform != "win32":
     os.register_at_fork(after_in_child=_leave_all_to_parent)
 
 
+# Join variable ------------------------------------------------------------------------------------
+#
+# How a program hands an invite link to its network process: not on a command line.
+#
+# The link may hold a key, and a command line is shown to every user of the machine. The environment
+# of a process is for its user alone.
+
 JOIN_VARIABLE = "BARNRAISE_JOIN"
 
 

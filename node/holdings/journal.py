@@ -33,6 +33,10 @@ from protocol.rounds.credit import Folded
 from protocol.wire import decode
 from training.files.durable import SYSTEM_FILES, Files
 
+# Journal records ----------------------------------------------------------------------------------
+#
+# What the records of a journal's logs hold, and whether its two logs agree.
+
 
 def messages_of(records: Iterable[bytes]) -> list[SignedMessage]:
     """The messages in the records, up to the first that is none."""
@@ -78,6 +82,8 @@ def is_signed_unlogged(
 
 
 logger = logging.getLogger(__name__)
+
+# Journal ------------------------------------------------------------------------------------------
 
 SLOTS_FILE, CHAIN_FILE, LOST_FILE = "slots.log", "chain.log", "slots.lost"
 BRANCH_FILE = "branch.log"
@@ -431,6 +437,10 @@ class FileJournal:
         if self._branch is not None:
             self._branch.close()
 
+
+# Write ahead --------------------------------------------------------------------------------------
+#
+# Hands the cells of results to the disk as they come, so that the SEAL waits for the last only.
 
 SMALL_BYTES = 64 * limits.KIB
 """Cells below it come with small models, whose results are one short write."""

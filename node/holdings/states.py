@@ -113,6 +113,10 @@ def make_state(
     return State(anchor_N, slots, cell_roots, root)
 
 
+# Result cells -------------------------------------------------------------------------------------
+#
+# The encoded result of one LIST, as far as it is here, and the roots of its cells.
+
 ReadBack = Callable[[int, int], bytes]
 """Bytes of a result that lies in a file (`node.holdings.results`)."""
 
@@ -212,6 +216,14 @@ class ResultCells:
                 self._roots[cell] = cell_root(self._payloads[cell])
         return [self._roots[cell] for cell in cells]
 
+
+# Cell memory --------------------------------------------------------------------------------------
+#
+# Memory for cells that come: each begins at a page, and is used again once nobody holds it.
+#
+# On the heap cells and small things lie in turn, so that a cell that was let go of leaves a hole
+# into which a small thing goes and no cell fits any more: a node's heap grew to a third more than
+# it held.
 
 LARGE_BYTES = 64 * limits.KIB
 """Smaller cells are the heap's: their number is that of small models."""

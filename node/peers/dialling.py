@@ -15,6 +15,10 @@ from itertools import chain, zip_longest
 from dht.reaching.dials import DialMemory
 from protocol.identity import PeerId
 
+# Address book -------------------------------------------------------------------------------------
+#
+# Where the peers of a run may be dialled.
+
 KNOWN_MAX = 256
 """Peers kept to be dialled: four times the seats. Anybody can announce made-up ones."""
 
@@ -101,6 +105,10 @@ class AddressBook:
         return tuple(dict.fromkeys(one for one in both if one is not None))
 
 
+# Retrying -----------------------------------------------------------------------------------------
+#
+# When a peer that could not be reached, or refused us, is tried again.
+
 RETRY_S_MAX = 60.0
 
 
@@ -127,6 +135,8 @@ def pause_s(least_s: float, took_s: float) -> float:
     """
     return min(max(least_s, took_s), _PAUSE_TIMES_MAX * least_s)
 
+
+# Dialling -----------------------------------------------------------------------------------------
 
 AT_ONCE_MAX, STRANGE_AT_ONCE_MAX = 8, 4
 """Dials at one time, and of them those to peers that nobody vouches for."""

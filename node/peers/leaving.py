@@ -62,6 +62,10 @@ class HandingOver:
         return set(self._core.liveness.linked) - lost - {machine.view.me}
 
 
+# Lingering ----------------------------------------------------------------------------------------
+#
+# How long a node stays behind the last round of its run, for those who still need it.
+
 LAST_BEAT_S = 0.2
 """For the heartbeat that tells of our end to reach the peers."""
 

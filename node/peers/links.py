@@ -58,6 +58,10 @@ from protocol.manifest import SignedManifest
 from protocol.transport import Stream, Transport
 from protocol.wire import Size, decode, encode
 
+# Announcement -------------------------------------------------------------------------------------
+#
+# What a node says in the directory under its run's topic.
+
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
@@ -71,6 +75,15 @@ class Announcement:
     """A member's solution of the run's join puzzle, if the run has one: what shows that the writer
     has to do with the run. Empty for others."""
 
+
+# Twins --------------------------------------------------------------------------------------------
+#
+# One identity on two machines: noticed by the peers that both link to, told to the later one.
+#
+# Each start of a node says in its hello when it was. A start that comes back after another one was
+# heard shows that both run: whoever starts anew never says an earlier time again. Two that run
+# under one key fill the same slots twice, which looks like a lie; so the later one stops. Its peers
+# say so, and their word is taken where more than half of those that it can ask say the same.
 
 TWIN = (
     "another node runs with this one's identity, and was there before: one of the two must stop. "
@@ -123,6 +136,8 @@ class Twins:
 
 
 logger = logging.getLogger(__name__)
+
+# Links --------------------------------------------------------------------------------------------
 
 CONTROL_PROTOCOL = "/barnraise/control/1"
 
@@ -588,6 +603,11 @@ class Links:
             logger.debug("write ended peer=%s reason=%s", short_id(stream.peer), error)
         # Our queue was closed or the peer is gone: end the reader too.
         scope.cancel()
+
+
+# Probing ------------------------------------------------------------------------------------------
+#
+# A connection broke: is the peer gone? Asked at once, for a round may wait for it.
 
 
 class Prober(Protocol):

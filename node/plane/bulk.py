@@ -261,9 +261,21 @@ def summing(
     return partial(reducing, action.list_digest, rows.entries, **span, grams=action.grams)
 
 
+# Bulk checks --------------------------------------------------------------------------------------
+#
+# Checks of cells, several in one trip to a worker thread.
+#
+# A trip costs the loop three steps, two wake-ups and the interpreter's lock twice, about as much as
+# it takes to hash a cell. While one is under way cells of other streams come, and go together next.
+
 TOGETHER_MAX = 8
 """In one trip, each of a cell or of some that came together. Sums and steps wait that long for the
 worker: some milliseconds."""
+
+
+# Seat checks --------------------------------------------------------------------------------------
+#
+# Whether joiners have the state that they say they have.
 
 
 class Compute(Protocol):
@@ -344,6 +356,11 @@ async def check_seat(
         root = on.head.root
         expected = await compute(lambda: store.seat_proof(peer, basis, root))
     return SeatChecked(peer, basis, expected == action.proof if expected else None)
+
+
+# Seat proof ---------------------------------------------------------------------------------------
+#
+# What a joiner shows for its seat: the state of the newest seal, and the run's join puzzle.
 
 
 def seat_proven(manifest: RunManifest, store: ShardStore, me: PeerId, basis: bytes) -> SeatProven:

@@ -234,6 +234,13 @@ class Meter:
         self._pace.took(num_bytes, now_s - sent_s)
 
 
+# Line limits --------------------------------------------------------------------------------------
+#
+# How much of the line cells may take, each way: what a node's owner allows.
+#
+# Cells are nearly all that a node moves. Control messages are some kilobytes a round, and wait for
+# nothing: a round in which they are late is lost.
+
 BURST_S = 0.25
 """Unused rate of so long may go at once: within ten seconds that is 2.5 % more than was set."""
 
@@ -285,6 +292,13 @@ async def _wait(bucket: TokenBucket, num_bytes: int, scope: trio.CancelScope) ->
         await trio.sleep(delay_s)
 
 
+# Throttle -----------------------------------------------------------------------------------------
+#
+# How much of the line joiners get.
+#
+# States are sent to joiners on a line that rounds need. So much of it they may take, and beside
+# moving parts and results never more than a tenth.
+
 YIELD_TIMES = 9
 """Beside parts and results on the move a state gets a tenth of the time. Not nothing: on slow lines
 they move all the time, and nobody could ever join."""
@@ -314,6 +328,14 @@ class Throttle:
             self._free_s = begins_s
         return max(begins_s - now_s, self._all.delay_s(num_bytes, now_s))
 
+
+# Uplink -------------------------------------------------------------------------------------------
+#
+# How much leaves this node, as its own transfers show it.
+#
+# Several transfers share one line, so what counts is the time in which there is any, and what all
+# of them moved in it. One taker may be slower than the line: the largest of the last few is the
+# line's.
 
 SAMPLE_BYTES = 1 << 20
 """Of less, delays and schedulers are most of what is measured: nothing is said of it."""

@@ -40,6 +40,13 @@ from protocol.parts import taken
 from protocol.transport import Stream, Transport
 from protocol.wire import decode, encode
 
+# Bulk sending -------------------------------------------------------------------------------------
+#
+# Cells on their way out: what is said of them, then their pieces, as the taker answers them.
+#
+# As many cells as are one piece go together: each header, answer and step of the loop costs as much
+# for a cell of a few bytes as for one of many.
+
 STALL_S = 10.0
 """A transfer of which no piece moves for so long is given up; the round does without it."""
 
@@ -134,6 +141,10 @@ async def await_through(stream: Stream, meter: Meter, scope: trio.CancelScope) -
         meter.through(now_s)
     put_off(scope, now_s)
 
+
+# Bulk receiving -----------------------------------------------------------------------------------
+#
+# One bulk stream on its way in: cells are read, answered, timed, and told of.
 
 TOLD_EVERY_S = 0.25
 """The core hears of what arrives at most so often: its rules are asked each time."""
@@ -328,6 +339,8 @@ async def _put(send: trio.MemorySendChannel[list[Item]], items: list[Item]) -> N
 
 
 logger = logging.getLogger(__name__)
+
+# Bulk streams -------------------------------------------------------------------------------------
 
 BULK_PROTOCOL = "/barnraise/bulk/1"
 

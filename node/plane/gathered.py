@@ -23,6 +23,16 @@ from protocol.grid import StateTree, cell_root
 from protocol.messages import SealCertificate
 from training.files.durable import SYSTEM_FILES, Files, OpenFile
 
+# Partial cells ------------------------------------------------------------------------------------
+#
+# Cells of a state that is being fetched, on the disk: a restart goes on with them.
+#
+#     fetch.cells    the seal, then cell after cell with its proof
+#
+# A cache, and no more: nothing is synced, what a crash tears is cut off, what is read is checked
+# against the sealed root like anything that a peer sends. A disk that takes no more costs the
+# restart its gain, and nothing else. There is at most one cell of each number in it.
+
 FETCH_FILE = "fetch.cells"
 
 _HEAD = struct.Struct(">4sQ32s32s")
@@ -142,6 +152,9 @@ class PartialCells:
 
 
 logger = logging.getLogger(__name__)
+
+
+# Gathered -----------------------------------------------------------------------------------------
 
 
 class WrongStep(BarnraiseError):

@@ -178,6 +178,14 @@ class Served:
 
 logger = logging.getLogger(__name__)
 
+# Checkpoint source --------------------------------------------------------------------------------
+#
+# The cells of a state from its checkpoint: mapped, so that they take no memory of ours.
+#
+# The file stays readable while it is mapped, also when newer checkpoints have taken its place.
+# Nothing in it is believed: all of it is hashed once, and must have the root that was sealed. Each
+# cell is hashed once more when it is sent.
+
 _LENGTH_BYTES = 8
 _REMEMBERED_MAX = 8
 """Checkpoints whose hashes are kept, 100 bytes a cell: more than there are on the disk."""

@@ -24,6 +24,15 @@ from protocol.identity import PeerId, short_id
 from protocol.segments import TAIL_BYTES, num_state_cells, root_of
 from training.audits.traces import StoredCells, TraceFolder
 
+# Work store ---------------------------------------------------------------------------------------
+#
+# Inner states and residuals as content that their roots name: what audits begin with (R10).
+#
+# C cells of the shard
+#
+# A state is as `protocol.segments` has it, a residual the C cells of one vector. In a simulated
+# world states have other moments and no tail. Whoever has one may serve it.
+
 FindOwn = Callable[[bytes], Sequence[bytes]]
 """The cells that the own trainer keeps under a root; empty for another one."""
 
@@ -85,6 +94,8 @@ class WorkStore:
 
 
 logger = logging.getLogger(__name__)
+
+# Work desk ----------------------------------------------------------------------------------------
 
 ERA_ROUNDS = 256
 AUDITS_PER_ERA = 128

@@ -101,6 +101,11 @@ def _warn(words: str) -> None:
     logger.warning("%s", words)
 
 
+# Usual place --------------------------------------------------------------------------------------
+#
+# Where a node keeps its state if nobody says otherwise. It loads little: help texts name it.
+
+
 def default_state() -> Path:
     """The system's place for user data."""
     return Path(platformdirs.user_data_dir("barnraise", appauthor=False))

@@ -17,6 +17,16 @@ from protocol.rounds import roster as rosters
 from protocol.rounds.ramp import parts
 from protocol.rounds.round_view import RoundView
 
+# Onions -------------------------------------------------------------------------------------------
+#
+# The hash onion: one secret of a node for all its rounds, a layer less with each COMMIT (R10).
+#
+#     layer(r) = H(layer(r + 1)): a COMMIT of round r shows layer r, and binds the sender to r + 1
+#
+# So what the layers of all voters of a round hash to is nothing that anybody knows before the last
+# COMMIT of that round, and nothing that anybody can choose: it can only stay away. `beacon` is made
+# of them. The first layer that a peer shows binds it and is bound by nothing, so it must not count.
+
 _ONION_DOMAIN = b"barnraise/onion/1"
 _BEACON_DOMAIN = b"barnraise/beacon/1"
 
@@ -74,6 +84,8 @@ def share(beacon_of_round: bytes, *parts: bytes) -> float:
     drawn = blake3(beacon_of_round + b"".join(parts)).digest()[:7]
     return int.from_bytes(drawn, "big") / (1 << 56)
 
+
+# Audit rounds -------------------------------------------------------------------------------------
 
 ROUNDS_KEPT = 8
 """An audit is drawn one seal behind its round, and over some four later."""
@@ -227,6 +239,13 @@ class Rounds:
         return (NOTHING,) if self._is_whole else ()
 
 
+# Audit draw ---------------------------------------------------------------------------------------
+#
+# Whom a node audits: drawn by the beacon, so that nobody steers or foresees it (R10).
+#
+# Each contribution meets `rate` audits on average, whatever the number of voters that share them.
+# Signals and a young seat raise that, for this node alone: they choose audits and nothing else.
+
 SUSPECT_RATE = 0.5
 """Audits per contribution of a sender that is new, or that stands out."""
 
@@ -279,6 +298,15 @@ def _meets(on: AuditedRound, beacon: bytes, auditor: PeerId, peer: PeerId, rate:
 def _segment(beacon: bytes, auditor: PeerId, peer: PeerId, law: AuditSpec) -> int:
     return int(share(beacon, b"segment", auditor, peer) * law.segments)
 
+
+# Audit access -------------------------------------------------------------------------------------
+#
+# Who may be shown the states behind a COMMIT, and from when on (R10).
+#
+# Nobody before the beacon chose: whoever knew earlier could bend what nobody will look at, and
+# states are large. Then whom it may have drawn for that very segment; and where such a peer calls
+# it wrong, every voter, of whoever fetched it. What is one's own is shown for one's own COMMIT
+# alone: who names the root of somebody else's state makes nobody send that to all voters.
 
 FETCHED_WITHIN = 2
 """Seals behind that which draws, at which a state is asked for at the latest; of those called in by

@@ -60,6 +60,10 @@ from protocol.segments import encoded_end
 Key = tuple[bytes, int]
 """A COMMIT and one segment of the work behind it."""
 
+# Audit words --------------------------------------------------------------------------------------
+#
+# What the words of voters on audited work come to (R10).
+
 REFUTED_MAX, REFUTED_ROUNDS = 3, 20
 """Who said of the work of so many peers that it could not be opened, and b + 1 voters opened it, in
 so many rounds, loses its seat: it makes others work for nothing, or has no line. Of more than may
@@ -185,6 +189,8 @@ class Judge:
             self.shunned |= {peer}  # Too large to travel: then it costs the seat.
         yield ev.Fault(peer, "wrong work" if is_work else "a wrong VERDICT")
 
+
+# Audits machine -----------------------------------------------------------------------------------
 
 AUDIT_KINDS = frozenset({Kind.VERDICT, Kind.RETRACT})
 """Messages about rounds that are sealed already."""

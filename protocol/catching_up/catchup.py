@@ -41,6 +41,10 @@ from protocol.messages import SealCertificate, SealValue
 from protocol.rounds.chain import check_seal
 from protocol.rounds.rare import Rare, never
 
+# Progress -----------------------------------------------------------------------------------------
+#
+# How far catching up is, for people.
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -64,6 +68,8 @@ class Progress:
         rate = f"{self.bytes_per_s / limits.MIB:.1f} MiB/s"
         return f"{what} round {self.round}: {share} % from {peers}, {rate}"
 
+
+# Catchup ------------------------------------------------------------------------------------------
 
 __all__ = ["STALL_S", "STUCK_S", "CatchUp"]
 

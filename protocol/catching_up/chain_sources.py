@@ -97,6 +97,11 @@ class ChainSources:
         self._tried.clear()
 
 
+# Chain pages --------------------------------------------------------------------------------------
+#
+# The chain of seals for a peer that catches up, a page at a time (R11).
+
+
 def chain_page(chain: Sequence[SealCertificate], peer: PeerId, first: int) -> Iterator[CoreAction]:
     """What a peer gets that asks for the seals from round `first` on; never genesis.
 

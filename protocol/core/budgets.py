@@ -168,6 +168,13 @@ def about_bytes(frame: Frame) -> int:
     return len(encode_frame(frame))
 
 
+# Strikes ------------------------------------------------------------------------------------------
+#
+# Peers that do wrong again and again are left alone for a while: strikes lead to a pause.
+#
+# Pure. A pause is this node's own business: nobody is told, and nothing is proven by it. Evidence
+# and bans are something else.
+
 STRIKES_MAX = 10
 """At once; an honest peer may be wrong now and then, when it hears of a change too late."""
 

@@ -15,6 +15,10 @@ from protocol.gossip import Entries, OfferIds, Rumour, RumourKind, WantEntries
 from protocol.gossiping.settings import GossipSettings
 from protocol.identity import PeerId
 
+# Packing ------------------------------------------------------------------------------------------
+#
+# Entries and ids in as few frames as the limits allow.
+
 FRAME_BYTES = 48 * limits.KIB
 """Entries are packed into a frame up to here; one of the largest fits in any case."""
 
@@ -38,6 +42,8 @@ def pages(ids: Sequence[bytes]) -> Iterator[tuple[bytes, ...]]:
     for start in range(0, len(ids), limits.GOSSIP_IDS_MAX):
         yield tuple(ids[start : start + limits.GOSSIP_IDS_MAX])
 
+
+# Spreading ----------------------------------------------------------------------------------------
 
 FRESH_MAX = 4096
 """Entries that are being offered. Beyond it the oldest are left to comparing."""
@@ -268,6 +274,13 @@ class Spreading:
         for peer, ids in again.items():
             self._ask(peer, ids, now_s)
 
+
+# Rumour mill --------------------------------------------------------------------------------------
+#
+# Rumours about who is there: which of two is newer, and how often each is passed on.
+#
+# A rumour rides on pings and acks, a bounded number of times. Only what concerns a peer that this
+# node knows is passed on, so that made-up names die at the first honest node.
 
 SENDS = 12
 """How often a rumour is passed on. Everybody knows it after some log2(1000) = 10 hops of a few."""

@@ -205,6 +205,15 @@ def _lacks_result(view: RoundView, body: Body) -> bool:
     return not isinstance(body, Seal) or bool(view.missing_results(body.list_digest))
 
 
+# Proofs -------------------------------------------------------------------------------------------
+#
+# Whose proof for a seat is checked next, and who gave a wrong one (R11).
+#
+# Anybody makes up keys, and a check takes a hash over the whole state. So there is one at a time,
+# in the order of the round: however many ask, and whoever comes first, all have the same chance. In
+# open runs a key that gave a wrong proof is not heard again for long: who crowds others out pays
+# for a join puzzle with each check, and not once for ever.
+
 SHUT_ROUNDS = 64
 """So long nobody hears the SEATs of whose proof was wrong."""
 

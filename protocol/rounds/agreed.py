@@ -262,6 +262,13 @@ def _contradicted(view: RoundView, groups: Mapping[bytes, set[PeerId]]) -> int:
     return min(most, belief.words - 1) if belief.words > 1 else len(groups) - 1
 
 
+# Accusing -----------------------------------------------------------------------------------------
+#
+# R10: who said of a slice what its parts do not give, by what voters found.
+#
+# One honest voter is among more voters than may lie, and it summed the slice itself. So whoever
+# differs from what they all say lied, or its machine errs. Nobody needs the parts to see that.
+
 JUDGED = (Kind.AGG, Kind.GRAM)
 """Kinds that are a pure function of listed bytes (R7)."""
 

@@ -414,6 +414,11 @@ class Ballots:
         return self._lists.get(digest)
 
 
+# Quoting ------------------------------------------------------------------------------------------
+#
+# The VOTEs that a LIST or a NEWATTEMPT quotes as a certificate (R2).
+
+
 def quoted_votes(
     slot: Slot, body: List | NewAttempt, ballots: Ballots, signer: Signer
 ) -> list[SignedMessage]:

@@ -75,6 +75,11 @@ def belief_of(roster: Roster, trust: str, *, without: Collection[str] = ()) -> B
     return Belief(least, words, roster.voter_set)
 
 
+# Bit maps -----------------------------------------------------------------------------------------
+#
+# Sets of members as bits over a roster, as COMMITs and HAVEs carry them.
+
+
 def pack_senders(senders: Collection[PeerId], members: tuple[PeerId, ...]) -> bytes:
     """A bit map over the roster: bit i of byte i // 8, lowest first, is member i."""
     bits = bytearray(-(-len(members) // 8))

@@ -23,6 +23,13 @@ from protocol.rounds import roster as rosters
 from protocol.rounds.chain import is_own_seal
 from protocol.rounds.roster import has_quorum, voters
 
+# Branch tree --------------------------------------------------------------------------------------
+#
+# The seals that a node knows, final or not, and what the branches leave that lose (R4).
+#
+# Pure. Drifts are not listed yet: what a lost branch summed is dropped. See
+# `protocol/rounds/branches.py`.
+
 _DRIFT_DOMAIN = b"barnraise/drift/1"
 
 
@@ -188,6 +195,9 @@ def _is_new(tree: Tree, head: bytes, drift: Drift, parts: AbstractSet[bytes]) ->
     """
     common = tree.fork(head, drift.fork)
     return not any(commit in parts for commit in tree.contributions(head, common))
+
+
+# Branches -----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

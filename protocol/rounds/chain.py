@@ -166,6 +166,11 @@ def seal_value(
     )
 
 
+# Lease trace --------------------------------------------------------------------------------------
+#
+# What a seal shows of samples that were leased, and that nobody can lease any more (R9).
+
+
 def num_in_flight(before: SealValue, rules: ClockRules) -> int:
     """Samples that are leased for rounds behind the one that follows `before` (R5): its seal
     cannot say what becomes of them."""

@@ -193,6 +193,12 @@ def _holds(view: RoundView, body: Have, piece: Slice, sender: PeerId) -> bool:
     return sender in held_throughout(view, body, piece)
 
 
+# Deadlines ----------------------------------------------------------------------------------------
+#
+# Learned deadlines: how long a round waits for what is usually there by then.
+#
+# A quantile of what was seen, times a margin, between a floor and a cap that the manifest gives.
+
 SAMPLES_KEPT = 64
 QUANTILE = 0.9
 MARGIN = 2.0
@@ -233,6 +239,18 @@ class LearnedDeadline:
             return self._base_s
         return float(self._base_s * GROWTH ** min(time_outs, GROWTH_STEPS_MAX))
 
+
+# Courtesy -----------------------------------------------------------------------------------------
+#
+# Joiners of a run with short rounds: a COMMIT is held for them, within bounds.
+#
+# A joiner learns of a seal, fetches what leads to it and proves its seat on it: six ways over its
+# link, and its disk. Where rounds take less than that, the seal it proves itself on is always an
+# old one (R11). So whoever is asked for seals, states or steps holds its COMMITs a little, and
+# tells at once of the seal that it holds one on. Rounds of `HOLD_S` and longer are never held.
+#
+# What is held is bounded for all joiners together, however many ask and whatever they do then:
+# nobody slows a run by more than `BUDGET_S`, and then by the share `REFILL` of the time.
 
 HOLD_S = 1.0
 """So long after a round began its COMMIT is held at most."""
@@ -318,6 +336,14 @@ class Courtesy:
         self._budget_s -= wanted_s
         return True
 
+
+# Idlers -------------------------------------------------------------------------------------------
+#
+# Who had a seat and never contributed to a round: it waits longer each time it asks again.
+#
+# A proof that a state is held can be made for any number of keys by one who holds it. Such a key is
+# seated once, is not waited for, and loses its seat; each voter of an open run remembers that by
+# itself. Friends make up no keys.
 
 IDLERS_MAX = 4096
 """So many are remembered, the last ones."""

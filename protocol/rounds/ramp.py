@@ -25,6 +25,16 @@ from protocol.identity import PeerId
 from protocol.manifest import NO_AUDITS, AdmissionSpec, AuditSpec
 from protocol.messages import Commit, Roster, SeatRecord
 
+# Unaudited ----------------------------------------------------------------------------------------
+#
+# What those weigh together whose training nobody can run again (R10).
+#
+# A function of the seal that names the roster and of the listed COMMITs, which say each sender's
+# class: so equal on every peer to the bit. The encoding is audited whatever the class; training is
+# only where so many voters of the sender's class are listed that their words would convict it. A
+# class that is too small for that may train whatever it likes, so all such together weigh at most
+# the manifest's share of a round.
+
 Row = tuple[PeerId, bytes, int]
 """Sender, COMMIT digest, weight."""
 
@@ -65,6 +75,8 @@ def capped(rows: Sequence[Row], those: Collection[PeerId], law: AuditSpec) -> li
     most = int(rest * share / (1 - share))
     return [(p, commit, w * most // own if p in those else w) for p, commit, w in rows]
 
+
+# Ramp ---------------------------------------------------------------------------------------------
 
 FOUNDING_ROUND = 1
 """The seal of this round names the founding members: genesis has the founder alone."""

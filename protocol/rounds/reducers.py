@@ -196,6 +196,11 @@ def level_of(bytes_per_s: float) -> int:
     return min(max(level, 1), limits.RATE_LEVEL_MAX)
 
 
+# Gathering ----------------------------------------------------------------------------------------
+#
+# Who holds and sums which slices now, as this node sees it (R3, R8).
+
+
 class Gathering:
     """Of one round and one node. Asked often, and found out again only when something changed.
 
@@ -348,6 +353,12 @@ class GatheringAll(Gathering):
         """See Gathering."""
         return self._me in piece.reducers
 
+
+# Rates --------------------------------------------------------------------------------------------
+#
+# How fast bytes come from each peer, as this node measures it (R8).
+#
+# Only ever said to others: in a COMMIT, as a level. What comes of it, the median of all says.
 
 SAMPLE_S = 0.05
 SAMPLE_BYTES = 128 * 1024

@@ -103,6 +103,11 @@ def was_listed(restart: Restart, me: PeerId) -> bool:
     )
 
 
+# Silence ------------------------------------------------------------------------------------------
+#
+# When a node must fill no slot: it slept, or it cannot know what it signed (R3, R12).
+
+
 class Silence:
     """What a node waits for before it signs again; one per RoundMachine."""
 

@@ -21,6 +21,16 @@ from protocol.rounds.ramp import FOUNDING_ROUND, counting, earned
 from protocol.rounds.reducers import measured, set_back
 from protocol.rounds.turns import Turns, in_turn
 
+# Told ---------------------------------------------------------------------------------------------
+#
+# What the listed COMMITs of a round say of round r - L: who was there, who sealed, who kept others
+# waiting (R1, R8).
+#
+# Who is absent follows from no LIST. Whom a LIST names is the choice of one closer, made from what
+# a few reducers say that they hold, so that one of them would have the say over the seat of
+# another. It follows from the words of more members than may lie, said a round later, when what was
+# late has come.
+
 SET_BACK_ROUNDS = 8
 """So long who kept others waiting comes last among reducers and closers (R8); twice as long where
 it does so again within as many rounds after that."""
@@ -81,6 +91,8 @@ class CommitReports:
         until = min(self._round + (SET_BACK_ROUNDS << (count - 1)), limits.ROUNDS_MAX)
         return replace(seat, set_backs=count, set_back_until=until)
 
+
+# Roster -------------------------------------------------------------------------------------------
 
 ABSENCES_MAX = 2
 """Rounds in a row of which too few saw a COMMIT that cost the seat (R1)."""

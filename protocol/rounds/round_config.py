@@ -15,6 +15,10 @@ from protocol.rounds.reducers import Slice
 from protocol.segments import MOMENTS
 from protocol.slots import Slot
 
+# Derived ------------------------------------------------------------------------------------------
+#
+# What follows from seals alone, and may be worked out once for all nodes of a simulated world.
+
 
 class Derived(Protocol):
     """SEAM: what follows from seals and from results that they name. Each as the rule of its name:
@@ -36,6 +40,9 @@ class Derived(Protocol):
     ) -> dict[PeerId, Lease]:
         """Who may use which samples."""
         ...
+
+
+# Round config -------------------------------------------------------------------------------------
 
 
 def as_it_is(slot: Slot, body: Body) -> Body:

@@ -43,6 +43,11 @@ class Asked:
     count: int
 
 
+# Early --------------------------------------------------------------------------------------------
+#
+# Messages of the next round, until the seal that opens it is here.
+
+
 @dataclass(slots=True)
 class Early:
     """Messages of the next round, which cannot be filed before the seal that opens it is here."""
@@ -87,6 +92,15 @@ class Early:
         return self._entries.values()
 
 
+# Unlisted -----------------------------------------------------------------------------------------
+#
+# GRAMs and AGGs of LISTs that nobody has proposed here, until somebody has.
+#
+# A sum may overtake the LIST that it is of, on another link. It is kept apart, for nobody is told
+# that it is here: what a member says of LISTs that it made up goes to nobody else, and is gone with
+# the round.
+
+
 @dataclass(slots=True)
 class Unlisted:
     """Of one round. Each member has some room of its own."""
@@ -121,6 +135,8 @@ class Unlisted:
         """How many messages there are."""
         return sum(len(there) for there in self._entries.values())
 
+
+# Round view ---------------------------------------------------------------------------------------
 
 Lock = tuple[int, bytes]
 """The attempt of the latest own SEAL, and the digest of its LIST."""

@@ -216,6 +216,11 @@ class Standing:
             del self._own_words[digest]
 
 
+# Reach --------------------------------------------------------------------------------------------
+#
+# Whether the quorum is in reach, and who goes on where it is not (R4).
+
+
 @dataclass(slots=True)
 class Reach:
     """For how long the quorum is out of reach; one per RoundMachine.
@@ -270,6 +275,14 @@ class Reach:
         """When the grace is over; in the past or never where there is none."""
         return 0.0 if self.lost_s is None else self.lost_s + self.config.grace_s
 
+
+# Meeting ------------------------------------------------------------------------------------------
+#
+# Branches meet (R4): where each linked peer stands, and where all who met should.
+#
+# A heartbeat says on which head its sender stands. Who does not know that head asks for the seals
+# up to it; with them and the highest lock known, `branches.better_head` gives the same answer to
+# all.
 
 Path = tuple[SealCertificate, ...]
 

@@ -16,6 +16,16 @@ from protocol.rounds.ramp import weighed
 from protocol.rounds.reducers import Slice
 from protocol.rounds.round_view import Request, RoundView
 
+# Everybody ----------------------------------------------------------------------------------------
+#
+# Where every member sums all cells itself (R8): which LISTs, of whose parts, and when not.
+#
+# Nobody sends a result that all others make themselves. So no word of a reducer has to be believed,
+# also not in open runs, and a member that is late sums what is final from the parts that others
+# still hold. Only where those are gone a result is asked for after all: whoever is locked on a LIST
+# holds it, also behind a restart that its parts did not survive (R2). Who has no seat yet takes
+# results, as everywhere: it is not sent the parts, and one result is less work than they.
+
 
 def lists_to_sum(view: RoundView) -> Sequence[tuple[bytes, List]]:
     """LISTs that may be summed here: those certified; where everybody sums also that which others
@@ -80,6 +90,8 @@ def is_summed_elsewhere(view: RoundView, digest: bytes, *, now_s: float, deadlin
         at_s > lately_s and subject in commits for (subject, _), at_s in view.moved_s.items()
     )
 
+
+# Supply -------------------------------------------------------------------------------------------
 
 PART_RETRIES, RESULT_RETRIES = 2, 4
 """How often in a deadline cells may be asked for of which nothing comes, at first."""

@@ -121,6 +121,18 @@ class Turns:
             yield peer
 
 
+# Room ---------------------------------------------------------------------------------------------
+#
+# How much of a round's messages is kept of whom, so that nobody takes the room of others.
+#
+# Anybody can make up keys, and a member can sign for every attempt. Room is counted in messages and
+# in bytes. What is not kept for want of room is sent again, later each time
+# (`protocol.core.relay`).
+#
+# SEATs have a room that is theirs. Of more than it has those are kept that are first in the round's
+# order: all nodes keep the same, and to be early is worth nothing.
+
+
 @dataclass(slots=True)
 class MessageQuota:
     """Of the messages of one round: each member has some of its own, and the rest is for all."""

@@ -43,6 +43,10 @@ from protocol.identity import PeerId, Signer, short_id
 from protocol.shared_state.own import OwnChains, WrittenEntry
 from protocol.wire import decode
 
+# Held ---------------------------------------------------------------------------------------------
+#
+# What is kept of an entry: its bytes, and the few numbers that decisions need.
+
 
 @dataclass(slots=True, frozen=True, eq=False)
 class HeldEntry:
@@ -86,6 +90,11 @@ def held(entry: Entry, encoded: bytes, writer: PeerId) -> HeldEntry:
     )
 
 
+# Buckets ------------------------------------------------------------------------------------------
+#
+# Ids in 256 buckets, and a digest of each: how two replicas find where they differ.
+
+
 class Buckets:
     """A set of 32-byte ids.
 
@@ -119,6 +128,11 @@ class Buckets:
     def ids_in(self, bucket: int) -> tuple[bytes, ...]:
         """Ascending."""
         return tuple(self._ids[bucket])
+
+
+# Chains -------------------------------------------------------------------------------------------
+#
+# The entries that are held, by writer and kind: what overtakes, contradicts or crowds out what.
 
 
 class Chains:
@@ -194,6 +208,11 @@ class Chains:
                 del chains[one.writer]
 
 
+# Convictions --------------------------------------------------------------------------------------
+#
+# Evidence that is held, and from which stamp on whose entries count no more.
+
+
 class Convictions:
     """At most one piece of evidence per peer and accusation, and EVIDENCE_MAX in all.
 
@@ -245,6 +264,10 @@ class Convictions:
     def _room_rank(self, place: tuple[PeerId, Accusation]) -> tuple[bool, bytes]:
         return self._is_member(place[0]), self._held[place].entry_id
 
+
+# Room ---------------------------------------------------------------------------------------------
+#
+# How many entries of a kind are held, and which one goes when there is no more room.
 
 Rank = tuple[bool, int, bytes]
 """Of a member, stamp, id: the lowest goes first."""
@@ -301,6 +324,8 @@ class EntryQuota:
 
 
 logger = logging.getLogger(__name__)
+
+# Book ---------------------------------------------------------------------------------------------
 
 ERAS_KEPT = 2
 """Entries of the present era and of the two before it count."""
