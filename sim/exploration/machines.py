@@ -5,6 +5,7 @@ all who live reach each other at once, know who is dead, and answer what they ar
 passes. The machines are forks of the shipped ones: nothing here decides for them.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -38,7 +39,7 @@ class MachinesState(NamedTuple):
 Moves = Iterator[tuple[str, MachinesState]]
 
 
-class Machines(Model[MachinesState]):
+class Machines(Model[MachinesState], ABC):
     """The frame of the models. Safety is asked of every state, L1 of every `every`-th, 0 for none.
 
     Where `rules` are not asked for, of the signatures only S1 and S3 are; `ready` are messages that
@@ -64,9 +65,9 @@ class Machines(Model[MachinesState]):
             return state.wrong
         return self.fails_to_finish(state)
 
+    @abstractmethod
     def fails_to_finish(self, state: MachinesState) -> str:
         """L1: why the living do not seal in a good run from here; empty if they do."""
-        raise NotImplementedError
 
     def _after(self, state: MachinesState, seat: int, label: str, deeds: tuple[Deed, ...]) -> Moves:
         """The state after deeds to one peer; the label also says what it signed."""
