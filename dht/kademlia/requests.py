@@ -152,10 +152,7 @@ class Requester:
         """One dial at a time per contact, or each search would start another to a dead one."""
         dial = self._dials.get(contact)
         if dial is not None:
-            dial.askers.append(turn.waits)
-            if dial.is_waiting:
-                turn.waits(float("inf"))
-            await dial.ended.wait()
+            await self._await(dial, contact, turn)
             if contact.peer not in self._transport.connected():
                 raise UnreachableError(f"{short_id(contact.peer)}: another dial has just failed")
             return
@@ -169,6 +166,22 @@ class Requester:
             dial.ended.set()
         if patience.cancelled_caught:
             raise UnreachableError(f"{short_id(contact.peer)} could not be dialled in time")
+
+    async def _await(self, dial: _ContactDial, contact: Contact, turn: TurnWish) -> None:
+        """The end of another's dial; who has to have a turn by `until_s` waits no longer for it."""
+        dial.askers.append(turn.waits)
+        if dial.is_waiting:
+            turn.waits(float("inf"))
+        try:
+            with trio.move_on_at(turn.until_s):
+                await dial.ended.wait()
+            if not dial.is_waiting:  # It has begun, and is given its time.
+                with trio.move_on_after(self._config.dial_time_out_s):
+                    await dial.ended.wait()
+        finally:
+            dial.askers.remove(turn.waits)
+        if not dial.ended.is_set():
+            raise UnreachableError(f"{short_id(contact.peer)}: another dial of it is still waiting")
 
     async def _dial(self, contact: Contact, pace: Pace) -> None:
         now_s, memory = trio.current_time(), self._memory

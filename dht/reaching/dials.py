@@ -116,6 +116,12 @@ class _Tried:
     at_s: float
     delay_s: float = AGAIN_FIRST_S
     has_answered: bool = False
+    before: tuple[float, float] | None = None
+    """`at_s` and `delay_s` before this dial; None if it is the first that is remembered."""
+    is_counted: bool = False
+    """Whether this dial counts against what its host may have of such dials."""
+    got_no_turn: bool = False
+    """Whether its dial never began."""
 
 
 @dataclass(slots=True)
@@ -162,35 +168,53 @@ class DialMemory:
         if tried is None:
             tried = _Tried(now_s)
         else:
-            tried.at_s, tried.delay_s = (
-                now_s,
-                min(max(AGAIN_FIRST_S, 2 * tried.delay_s), AGAIN_MAX_S),
-            )
+            tried.before = (tried.at_s, tried.delay_s)
+            tried.at_s = now_s
+            tried.delay_s = min(max(AGAIN_FIRST_S, 2 * tried.delay_s), AGAIN_MAX_S)
+        tried.got_no_turn = False
+        tried.is_counted = not (is_trusted or tried.has_answered)
         self._tried[place] = tried
         while len(self._tried) > REMEMBERED_MAX:
             self._tried.popitem(last=False)
-        if not (is_trusted or tried.has_answered):
+        if tried.is_counted:
             self._count(place, now_s)
 
     def pace(self, patience: trio.CancelScope, wish: TurnWish) -> Pace:
         """Has each address of a dial wait for its turn; the clock of `patience` stands then."""
+        waiting, left_s, has_begun = 0, 0.0, False
 
-        async def take_turn(address: str) -> bool:
-            now_s = trio.current_time()
-            if not self.turns.take_now(address, now_s):
-                left_s, patience.deadline = patience.deadline - now_s, float("inf")
+        async def wait(address: str) -> bool:
+            nonlocal waiting, left_s, has_begun
+            # The hosts behind a name wait beside the next address: the first stops the clock.
+            if not waiting:
+                left_s = patience.deadline - trio.current_time()
+                patience.deadline = float("inf")
                 wish.waits(float("inf"))
+            waiting += 1
+            try:
                 with trio.move_on_at(wish.until_s) as line:
                     await self.turns.take(address, wish.purpose)
-                if line.cancelled_caught:
-                    return False
-                now_s = trio.current_time()
-                patience.deadline = now_s + left_s
-                wish.waits(now_s)
-            tried = self._tried.get(first_hop(address))
-            if tried is not None:
-                tried.at_s = now_s
-            return True
+                    has_begun = True
+                return not line.cancelled_caught
+            finally:
+                waiting -= 1
+                if not waiting:
+                    patience.deadline = trio.current_time() + left_s
+                    # Of whom nothing was dialled nobody is to say that it does not answer.
+                    if has_begun:
+                        wish.waits(trio.current_time())
+
+        async def take_turn(address: str) -> bool:
+            nonlocal has_begun
+            now_s, tried = trio.current_time(), self._tried.get(first_hop(address))
+            is_free = now_s < wish.until_s and self.turns.take_now(address, now_s)
+            has_begun = has_begun or is_free
+            has_turn = is_free or (now_s < wish.until_s and await wait(address))
+            if tried is not None and has_turn:
+                tried.at_s = trio.current_time()
+            elif tried is not None:
+                tried.got_no_turn = True
+            return has_turn
 
         return take_turn
 
@@ -211,6 +235,22 @@ class DialMemory:
             # The name of a host leads to an address of which the dialler alone knows.
             if is_there or (at and circuit is None and host_and_port(address) is None):
                 self.note_answered(address, now_s)
+            else:
+                self._take_back(first_hop(address))
+
+    def _take_back(self, place: str) -> None:
+        """A dial that got no turn was none: whoever has others named again and again does not keep
+        this node from an address that it never dialled."""
+        tried = self._tried.get(place)
+        if tried is None or not tried.got_no_turn:
+            return
+        if tried.before is None:
+            del self._tried[place]
+        else:
+            (tried.at_s, tried.delay_s), tried.got_no_turn = tried.before, False
+        host = self._hosts.get(_host_of(place))
+        if tried.is_counted and host is not None:
+            host.num = max(0, host.num - 1)
 
     def _has_room(self, place: str, now_s: float) -> bool:
         most, host = _most_of(place), self._hosts.get(_host_of(place))

@@ -130,7 +130,10 @@ def _commented(
     behind = ("#" * look.is_marked).ljust(look.column)
     for paragraph in filter(None, comment.split("\n\n")):
         first, later = f"{head.ljust(start)}# ", f"{behind}# "
-        yield from textwrap.wrap(paragraph, 100, initial_indent=first, subsequent_indent=later)
+        if len(first) + max(map(len, paragraph.split())) > 100:
+            yield f"{first}{paragraph}"  # Behind a long value no word is cut in two.
+        else:
+            yield from textwrap.wrap(paragraph, 100, initial_indent=first, subsequent_indent=later)
         head, start = behind, look.column
 
 

@@ -365,6 +365,9 @@ def token_header(head: bytes) -> bytes:
 
 
 def _is_request(head: bytes) -> bool:
+    # The parser behind takes a bare line feed for the end of a line, or of the head; nobody else.
+    if head.count(b"\n") != head.count(b"\r\n"):
+        return False
     words = head.partition(b"\r\n")[0].split(b" ")
     return len(words) == 3 and words[2] in (b"HTTP/1.1", b"HTTP/1.0")
 

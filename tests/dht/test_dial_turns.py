@@ -8,9 +8,20 @@ import pytest
 import trio
 from trio.testing import MockClock
 
+from dht.kademlia.messages import Ping
+from dht.kademlia.requests import RequestConfig, Requester
 from dht.kademlia.routing import Contact
 from dht.reaching import dials
-from dht.reaching.dials import DIALS_A_SECOND_MAX, WINDOW_S, DialFor, DialTurns
+from dht.reaching.dials import (
+    DIALS_A_SECOND_MAX,
+    UPKEEP,
+    WINDOW_S,
+    DialFor,
+    DialMemory,
+    DialTurns,
+    TurnWish,
+)
+from protocol.errors import UnreachableError
 from protocol.identity import PEER_ID_BYTES, PeerId
 from tests.dht.liars import Liars
 from tests.dht.nodes import TOPIC, found_values, open_node, open_nodes
@@ -128,3 +139,83 @@ async def test_turns_make_no_newcomer_of_a_swarm_wait_whose_peers_are_there(
             # Before the next one comes, a third of them falls silent.
             for node in nodes[34:]:
                 network.silent.update(node.transport.addresses())
+
+
+# What a wait leaves behind ------------------------------------------------------------------------
+
+
+async def memory_without_turns() -> DialMemory:
+    """Of a node that has just dialled as many as it may."""
+    memory = DialMemory()
+    await take_all(memory.turns, DialFor.RUN, DIALS_A_SECOND_MAX)
+    return memory
+
+
+async def test_wait_that_ends_without_a_turn_gives_the_dial_its_clock_back(
+    autojump_clock: MockClock,
+) -> None:
+    memory = await memory_without_turns()
+    with trio.move_on_after(8.0) as patience:
+        pace = memory.pace(patience, TurnWish(DialFor.UPKEEP, until_s=trio.current_time() + 0.5))
+        assert not await pace(place(99))
+        assert patience.deadline == pytest.approx(trio.current_time() + 8.0)
+        await trio.sleep(2 * WINDOW_S)
+        assert not await pace(place(98)), "a dial that has no turn by then is none"
+
+
+async def test_wait_that_is_cancelled_gives_the_dial_its_clock_back(
+    autojump_clock: MockClock,
+) -> None:
+    memory = await memory_without_turns()
+    with trio.move_on_after(8.0) as patience:
+        with trio.move_on_after(0.5):
+            await memory.pace(patience, TurnWish())(place(99))
+        assert patience.deadline == pytest.approx(trio.current_time() + 8.0)
+
+
+async def test_two_waits_of_one_dial_keep_its_clock(autojump_clock: MockClock) -> None:
+    memory = await memory_without_turns()
+    heard: list[float] = []
+    with trio.move_on_after(8.0) as patience:
+        pace = memory.pace(patience, TurnWish(waits=heard.append))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(pace, place(98))
+            nursery.start_soon(pace, place(99))
+        assert patience.deadline == pytest.approx(trio.current_time() + 8.0)
+    assert heard == [float("inf"), pytest.approx(WINDOW_S)]
+
+
+async def test_address_that_got_no_turn_was_not_dialled(autojump_clock: MockClock) -> None:
+    memory, now_s = await memory_without_turns(), trio.current_time()
+    addresses = [f"/ip4/45.7.7.7/tcp/{4000 + number}" for number in range(dials.STRANGE_A_HOST_MAX)]
+    for address in addresses:
+        memory.note_tried(address, now_s)
+    assert not memory.is_due("/ip4/45.7.7.7/tcp/9", now_s)
+    with trio.CancelScope() as patience:
+        pace = memory.pace(patience, TurnWish(until_s=now_s + 0.5))
+        assert [await pace(address) for address in addresses] == [False] * len(addresses)
+    memory.note_outcome(addresses, "", (), trio.current_time())
+    assert all(memory.is_due(address, trio.current_time()) for address in addresses)
+
+
+async def test_search_waits_no_longer_for_a_dial_of_others_than_for_its_own(
+    autojump_clock: MockClock,
+) -> None:
+    memory, network = await memory_without_turns(), MemoryNetwork()
+    contact = Contact(PeerId(bytes(PEER_ID_BYTES)), (place(99),))
+    async with open_node(network, 1) as node:
+        requester = Requester(node.transport, RequestConfig(), memory)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_all, memory.turns, DialFor.SEARCH, 300)
+            nursery.start_soon(fails, requester, contact, UPKEEP)
+            await trio.sleep(0.1)
+            wish = TurnWish(DialFor.SEARCH, until_s=trio.current_time() + 4.0)
+            began_s = trio.current_time()
+            await fails(requester, contact, wish)
+            assert trio.current_time() - began_s == pytest.approx(4.0)
+            nursery.cancel_scope.cancel()
+
+
+async def fails(requester: Requester, contact: Contact, wish: TurnWish) -> None:
+    with pytest.raises(UnreachableError):
+        await requester.ask(contact, Ping(()), wish)

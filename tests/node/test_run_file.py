@@ -65,6 +65,15 @@ def test_files_that_are_written_are_those_of_before_to_the_byte() -> None:
     assert node_file_text() == (golden / "node.toml").read_text("utf-8")
 
 
+@pytest.mark.parametrize("length", [60, 72, 80, 100, 128])
+def test_no_title_is_so_long_that_its_comment_is_cut_within_a_word(length: int) -> None:
+    short, long = (
+        [word for word in run_file_text("run.toml", "x" * num).split() if word != "#"]
+        for num in (1, length)
+    )
+    assert [word.replace("x" * length, "x") for word in long] == short
+
+
 @pytest.mark.parametrize("title", ['say "hi" \\ there', "Scheune für Grüße", "{name}"])
 def test_any_printable_title_survives_the_file(tmp_path: Path, title: str) -> None:
     path = tmp_path / "run.toml"

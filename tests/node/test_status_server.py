@@ -163,6 +163,19 @@ async def test_junk_is_refused_and_the_server_lives(tmp_path: Path, junk: bytes)
         assert server.ask().status == 200
 
 
+@pytest.mark.parametrize("split", ["\n\n", "\n", "\n\r\n"])
+async def test_no_head_means_one_thing_to_the_door_and_another_behind_it(
+    tmp_path: Path, split: str
+) -> None:
+    async with serving(tmp_path) as server:
+        lines = f"Host: 127.0.0.1:{server.port}{split}Origin: http://elsewhere.example\r\n"
+        token = f"Authorization: Bearer {server.api.token}\r\n\r\n"
+        opened = server.connect()
+        opened.sendall(f"GET /v1/status HTTP/1.1\r\n{lines}{token}".encode())
+        status = read_all(opened).partition(b"\r\n")[0]
+        assert any(code in status for code in (b" 400 ", b" 401 ")), status
+
+
 async def test_a_connection_carries_one_request(tmp_path: Path) -> None:
     async with serving(tmp_path) as server:
         head = f"Host: 127.0.0.1:{server.port}\r\nAuthorization: Bearer {server.api.token}\r\n\r\n"

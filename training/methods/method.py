@@ -186,13 +186,14 @@ class Method:
     # An outcome -------------------------------------------------------------------------------
 
     def is_awaited(self, round_index: int, turn: Turn) -> bool:
-        """Whether the outcome of a contribution may come later than a turn."""
+        """Whether the outcome of a contribution may come later than a turn. Asked only of a method
+        whose `next_turn` gives turns."""
         del round_index, turn
         return False
 
     def is_over(self, round_index: int, turn: Turn) -> bool:
         """Whether a round that was under way when the process before us died needs no hand-over any
-        more at a turn: what others had of it was enough."""
+        more at a turn: what others had of it was enough. Asked as `is_awaited` is."""
         return round_index in turn.listed
 
     def settle(self, outcome: Outcome) -> None:

@@ -43,7 +43,7 @@ class InProcess:
     inner_steps: int = 50
     sam_radius: float = 0.0
     is_assigned: bool = False
-    """See `training.methods.presets.Preset`, all three."""
+    """See `Preset` below, all three."""
 
 
 _OWN_WEIGHTS = "replicas with weights of their own"

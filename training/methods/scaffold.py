@@ -171,10 +171,13 @@ METHODS.register("scaffold", Scaffold)
 
 
 def _whole(notes: MethodNotes) -> tuple[Mapping[str, Vector], int, int] | None:
-    """Vectors, tokens and members; None of a run that had no variates."""
+    """Vectors, tokens and members; None of a run that had no variates, or another form of them."""
     if _SHARES not in notes.words or _ANCHOR not in notes.vectors:
         return None
-    tokens, members = map(int, notes.words[_SHARES].split())
+    try:
+        tokens, members = map(int, notes.words[_SHARES].split())
+    except ValueError:
+        return None
     return notes.vectors, tokens, members
 
 

@@ -12,7 +12,8 @@ from tests.training.replicas import INNER, OUTER, small_manifest
 from tests.training.solo import MOMENTS_TO_DIE, Solo
 from training.channel.exchange import Contribution, Outcome, RunClock, RunStart
 from training.loop.inner_state import InnerFolder
-from training.methods.method import MethodSetting, Pace
+from training.methods.method import MethodNotes, MethodSetting, Pace
+from training.methods.scaffold import _ANCHOR as ANCHOR
 from training.methods.scaffold import Scaffold
 
 REPLICAS, ROUNDS, STEPS = 3, 8, 5
@@ -116,6 +117,17 @@ def test_own_variate_is_taken_over_with_the_seal_alone(seed: int, listed: bool) 
     variates.settle(outcome_of(manifest, 1, anchors[1], listed=listed))
     assert (variates.own_N is not None) == listed
     assert variates.common_N is not None, "what others were listed with counts"
+
+
+@pytest.mark.parametrize("words", ["7", "", "many few", "1 2 3"])
+def test_variates_of_another_form_are_taken_up_by_nobody(seed: int, words: str) -> None:
+    manifest, anchors = quadratic_manifest("scaffold", rounds=ROUNDS), anchors_of(seed, 1)
+    variates = variates_at(manifest, 0, anchors[0])
+    clock = RunClock(round=1, step=1, tokens=1)
+    start = RunStart(anchors=(anchors[0],), clock=clock, lease=())
+    variates.take_up(MethodNotes({"variates": words}, {ANCHOR: anchors[0]}), 0, start)
+    assert variates.own_N is None
+    assert variates.common_N is None
 
 
 def test_missed_rounds_and_a_resync_begin_with_no_correction(seed: int) -> None:
