@@ -7,10 +7,10 @@ import typer
 
 from node.commands.app import app, print_json
 from node.commands.options import refuse_idle
+from sim import process_commands
 from sim.bench import commands as bench_commands
-from sim.local import commands as local_commands
 
-__all__ = ["bench_commands", "local_commands", "sim_app"]
+__all__ = ["bench_commands", "process_commands", "sim_app"]
 
 sim_app = typer.Typer(
     help=(

@@ -10,7 +10,6 @@ from typer.testing import CliRunner
 
 from node.commands import (  # noqa: F401 - they register
     credit,
-    demo,
     evidence,
     founding,
     inviting,
@@ -20,7 +19,7 @@ from node.commands import (  # noqa: F401 - they register
     using,
 )
 from node.commands.app import app
-from sim import commands  # noqa: F401 - it registers `sim`, `local` and `bench`
+from sim import commands  # noqa: F401 - it registers `demo`, `local` and others
 from tests.test_architecture import ROOT
 
 FOLDER = ROOT / "docs" / "decisions"

@@ -1,4 +1,4 @@
-"""`barnraise check` and `barnraise compare`: what a method costs, and what it gives."""
+"""`barnraise check`: what a method costs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from node.commands.app import app, print_json
-from node.commands.options import SEED_MAX, JsonOption
+from node.commands.options import JsonOption
 
 
 @app.command()
@@ -33,62 +33,3 @@ def check(
     print_check(PeopleConsole(stderr=json), found, step_s)
     if json:
         print_json(check_json(found, step_s))
-
-
-@app.command()
-def compare(
-    presets: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="PRESET...", help="Names of the presets to compare.", show_default="six of them"
-        ),
-    ] = None,
-    steps: Annotated[int, typer.Option(help="Total inner steps per peer.", min=1)] = 600,
-    peers: Annotated[
-        int, typer.Option(help="Number of replicas, all in one process.", min=1, max=64)
-    ] = 4,
-    inner_steps: Annotated[
-        int | None,
-        typer.Option(
-            "--inner-steps",
-            help="Inner steps per round (H).",
-            show_default="each preset's own",
-            min=1,
-        ),
-    ] = None,
-    seed: Annotated[
-        int,
-        typer.Option(
-            help="Seed of the first weights and of the order of samples.", min=0, max=SEED_MAX
-        ),
-    ] = 0,
-    file: Annotated[
-        Path | None,
-        typer.Option(
-            "--file",
-            help="run.toml that sets the model, the data and the inner loop.",
-            show_default="a toy GPT",
-        ),
-    ] = None,
-    out: Annotated[Path, typer.Option("--out", help="Folder for the plot and the numbers.")] = Path(
-        "compare"
-    ),
-    json: JsonOption = False,
-) -> None:
-    """Train the same model on the same text with each preset; compare loss, bytes and time."""
-    from node.compare.main import run_compare
-    from node.compare.runs import PRESETS_DEFAULT, CompareOptions
-
-    options = CompareOptions(
-        presets=tuple(dict.fromkeys(presets or PRESETS_DEFAULT)),
-        steps=steps,
-        peers=peers,
-        inner_steps=inner_steps,
-        seed=seed,
-        file=file,
-        folder=out.absolute(),
-    )
-    found, status = run_compare(options, to_stderr=json)
-    if json:
-        print_json(found)
-    raise typer.Exit(status)

@@ -1,20 +1,22 @@
-"""`barnraise bench`: what the README claims, measured."""
+"""`barnraise bench`: what the README claims, measured.
 
-import time
-from collections.abc import Iterator
+Each command imports what it runs: the help of `barnraise` takes no second.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from node.commands.app import app, print_json
-from node.commands.options import SEED_MAX
+from node.commands.options import SEED_MAX, JsonOption
+from sim.process_commands import KeepOption, new_folder
 
 if TYPE_CHECKING:
     from rich.console import Console
-
-    from sim.bench.path import PathOptions
 
 bench_app = typer.Typer(
     help="Benchmarks: real nodes with the real, encrypted protocol on this machine.",
@@ -36,12 +38,43 @@ SeedOption = Annotated[
 OutOption = Annotated[
     Path | None, typer.Option(help="New folder for the traces and the logs.", show_default=False)
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
-]
-KeepOption = Annotated[
-    bool, typer.Option("--keep", help="Keep the nodes' keys and checkpoints afterwards.")
-]
+
+
+@dataclass(frozen=True, slots=True)
+class _Sitting:
+    """One bench at work: where it tells, and how it ends."""
+
+    console: "Console"
+    tell: Callable[[str], None]
+    is_json: bool
+
+    def show(self, found: Mapping[str, object]) -> None:
+        """A line for each finding, for people."""
+        for name, value in found.items():
+            self.console.print(f"{name:>20}  {value}", markup=False)
+
+    def end(self, found: Mapping[str, object], *, is_good: bool = True) -> NoReturn:
+        """Print the line of `--json`, and end with the exit status."""
+        if self.is_json:
+            print_json(found)
+        raise typer.Exit(0 if is_good else 1)
+
+
+@contextmanager
+def _sitting(json: bool, folder: Path | None = None) -> Iterator[_Sitting]:
+    """A signal ends it, which is said, with the status of the signal."""
+    from rich.console import Console
+
+    from sim.processes.sitting import Interrupted, Teller, clock
+
+    console = Console(stderr=json, highlight=False)
+    try:
+        yield _Sitting(console, Teller(console, clock()), json)
+    except Interrupted as signal:
+        see = "" if folder is None else f"; see {folder}"
+        words = f"Stopped. No process is left running{see}"
+        console.print(words, markup=False, soft_wrap=True)
+        raise typer.Exit(signal.status) from None
 
 
 @bench_app.command("fault")
@@ -74,24 +107,14 @@ def fault(
     """Kill or freeze a peer during a round and measure how long the others take to seal an exact
     round; every sum is checked to be exact and equal on all nodes.
     """
-    from rich.console import Console
-
-    from sim.bench.main import (
-        EXIT_DONE,
-        EXIT_FAILED,
-        Teller,
-        bench_fault,
-        clock,
-        commit_named,
-    )
-    from sim.bench.options import FaultOptions
-    from sim.bench.report import fault_json, print_faults
-    from sim.local.shape import seconds_named
+    from sim.bench.faults import FaultOptions, bench_fault, fault_json, print_faults
+    from sim.processes.shaper import seconds_named
+    from sim.processes.sitting import commit_named
 
     options = FaultOptions(
         peers=peers,
         elements=elements,
-        folder=_folder(out),
+        folder=new_folder("bench", out),
         seed=seed,
         train_s=seconds_named("--train", train),
         fault=kind,
@@ -101,13 +124,11 @@ def fault(
         rounds=rounds,
         keep_state=keep,
     )
-    console = Console(stderr=json, highlight=False)
-    with _stopping(console, options.folder):
-        runs, numel = bench_fault(options, Teller(console, clock()))
-    print_faults(console, options, runs)
-    if json:
-        print_json(fault_json(options, commit_named(), numel, runs))
-    raise typer.Exit(EXIT_DONE if all(run.is_good for run in runs) else EXIT_FAILED)
+    with _sitting(json, options.folder) as sitting:
+        runs, numel = bench_fault(options, sitting.tell)
+    print_faults(sitting.console, options, runs)
+    found = fault_json(options, commit_named(), numel, runs)
+    sitting.end(found, is_good=all(run.is_good for run in runs))
 
 
 @bench_app.command("allreduce")
@@ -136,17 +157,18 @@ def allreduce(
     """Average one vector per node over all nodes; measure seconds, CPU time, memory, bytes and
     error.
     """
-    from rich.console import Console
-
-    from sim.bench.allreduce import bench_allreduce
-    from sim.bench.main import EXIT_DONE, EXIT_FAILED, Teller, clock, commit_named
-    from sim.bench.options import AllreduceOptions
-    from sim.bench.report import allreduce_json, print_allreduce
+    from sim.bench.allreduce import (
+        AllreduceOptions,
+        allreduce_json,
+        bench_allreduce,
+        print_allreduce,
+    )
+    from sim.processes.sitting import commit_named
 
     options = AllreduceOptions(
         peers=peers,
         elements=elements,
-        folder=_folder(out),
+        folder=new_folder("bench", out),
         seed=seed,
         train_s=0.0,
         codec=codec,
@@ -157,13 +179,11 @@ def allreduce(
         keep_state=keep,
         is_profiled=profile,
     )
-    console = Console(stderr=json, highlight=False)
-    with _stopping(console, options.folder):
-        result, numel = bench_allreduce(options, Teller(console, clock()))
-    print_allreduce(console, result)
-    if json:
-        print_json(allreduce_json(options, commit_named(), numel, result))
-    raise typer.Exit(EXIT_DONE if result.is_good else EXIT_FAILED)
+    with _sitting(json, options.folder) as sitting:
+        result, numel = bench_allreduce(options, sitting.tell)
+    print_allreduce(sitting.console, result)
+    found = allreduce_json(options, commit_named(), numel, result)
+    sitting.end(found, is_good=result.is_good)
 
 
 @bench_app.command("link")
@@ -190,46 +210,24 @@ def link(
     trip of small frames; beside libp2p as it comes, and plain sockets.
 
     With --shape: a joiner fetches a state over such a line, on which connections break."""
-    from rich.console import Console
+    from sim.bench import link as bench
+    from sim.processes.shaper import shape_named
+    from sim.processes.sitting import commit_named
 
     if shape or breaks:
-        from sim.bench.path import PathOptions
-        from sim.local.shape import shape_named
-
         line = shape_named(shape or "200mbit,60ms")
-        _link_path(
-            PathOptions(shape=line, mib=mib, security=security, breaks=breaks, seed=seed),
-            json=json,
-        )
-        return
-    from sim.bench.link import LinkOptions, bench_link
-    from sim.bench.link_report import link_json, print_link
-    from sim.bench.main import EXIT_DONE, EXIT_FAILED, Teller, clock, commit_named, until_signal
-
-    options = LinkOptions(mib=mib, security=security, repeat=repeat, is_profiled=profile)
-    console = Console(stderr=json, highlight=False)
-    with _stopping(console), until_signal():
-        result = bench_link(options, Teller(console, clock()))
-    print_link(console, options, result)
-    if json:
-        print_json(link_json(options, commit_named(), result))
+        path = bench.PathOptions(shape=line, mib=mib, security=security, breaks=breaks, seed=seed)
+        with _sitting(json) as sitting:
+            found = bench.bench_path(path, sitting.tell)
+        sitting.console.print(bench.path_text(path, found), markup=False)
+        sitting.end(bench.path_json(path, commit_named(), found), is_good=not found.faults)
+    options = bench.LinkOptions(mib=mib, security=security, repeat=repeat, is_profiled=profile)
+    with _sitting(json) as sitting:
+        result = bench.bench_link(options, sitting.tell)
+    bench.print_link(sitting.console, options, result)
     # Of the others a failure is their own.
-    raise typer.Exit(EXIT_FAILED if result.transfers["ours"].failed else EXIT_DONE)
-
-
-def _link_path(options: "PathOptions", *, json: bool) -> None:
-    from rich.console import Console
-
-    from sim.bench.main import EXIT_DONE, EXIT_FAILED, Teller, clock, commit_named
-    from sim.bench.path import bench_path, path_json, path_text
-
-    console = Console(stderr=json, highlight=False)
-    with _stopping(console):
-        result = bench_path(options, Teller(console, clock()))
-    console.print(path_text(options, result), markup=False)
-    if json:
-        print_json(path_json(options, commit_named(), result))
-    raise typer.Exit(EXIT_FAILED if result.faults else EXIT_DONE)
+    is_good = not result.transfers["ours"].failed
+    sitting.end(bench.link_json(options, commit_named(), result), is_good=is_good)
 
 
 @bench_app.command("aggregators")
@@ -242,26 +240,15 @@ def aggregators(
     json: JsonOption = False,
 ) -> None:
     """Aggregate many vectors by every aggregation rule; measure seconds, CPU time and memory."""
-    from rich.console import Console
+    from sim.bench import costs
+    from sim.processes.sitting import commit_named, until_signal
 
-    from sim.bench.aggregators import (
-        check_size,
-        costs_json,
-        made_up_updates,
-        measure,
-        print_costs,
-    )
-    from sim.bench.main import Teller, clock, commit_named, until_signal
-
-    check_size(peers, elements)
-    console = Console(stderr=json, highlight=False)
-    tell = Teller(console, clock())
-    with _stopping(console), until_signal():
-        costs = measure(made_up_updates(peers, elements, seed), tell)
-    print_costs(console, costs)
-    if json:
-        about = {"peers": peers, "elements": elements, "seed": seed, "commit": commit_named()}
-        print_json(costs_json(costs, about))
+    costs.check_size(peers, elements)
+    with _sitting(json) as sitting, until_signal():
+        found = costs.measure_rules(costs.made_up_updates(peers, elements, seed), sitting.tell)
+    costs.print_costs(sitting.console, found)
+    about = {"peers": peers, "elements": elements, "seed": seed, "commit": commit_named()}
+    sitting.end(costs.costs_json(found, about))
 
 
 @bench_app.command("codecs")
@@ -277,20 +264,15 @@ def codecs(
     """Measure each codec: speed on one thread, bytes per element and error."""
     from dataclasses import asdict
 
-    from rich.console import Console
+    from sim.bench.costs import bench_codecs, print_codecs
+    from sim.processes.sitting import commit_named, until_signal
 
-    from sim.bench.codec_costs import bench_codecs
-    from sim.bench.main import commit_named, until_signal
-    from sim.bench.report import print_codecs
-
-    console = Console(stderr=json, highlight=False)
-    with _stopping(console), until_signal(), console.status("measuring"):
+    with _sitting(json) as sitting, until_signal(), sitting.console.status("measuring"):
         results = bench_codecs(names or [], elements, seed)
-    print_codecs(console, results)
-    if json:
-        by_name = {one.name: asdict(one) for one in results}
-        about = {"elements": elements, "seed": seed, "commit": commit_named()}
-        print_json(about | {"codecs": by_name} | by_name)
+    print_codecs(sitting.console, results)
+    by_name = {one.name: asdict(one) for one in results}
+    about = {"elements": elements, "seed": seed, "commit": commit_named()}
+    sitting.end(about | {"codecs": by_name} | by_name)
 
 
 @bench_app.command("discovery")
@@ -316,39 +298,25 @@ def discovery(
     json: JsonOption = False,
 ) -> None:
     """Store and find keys in a DHT with one process per node; measure milliseconds and CPU time."""
-    from rich.console import Console
-
     from sim.bench.discovery import (
         DiscoveryOptions,
         DiscoveryResult,
         bench_discovery,
         discovery_json,
     )
-    from sim.bench.main import (
-        EXIT_DONE,
-        EXIT_FAILED,
-        Teller,
-        clock,
-        commit_named,
-        run_until_signal,
-    )
+    from sim.processes.sitting import commit_named, run_until_signal
 
     options = DiscoveryOptions(peers=peers, keys=keys, frozen=frozen, is_at_once=at_once, seed=seed)
-    console = Console(stderr=json, highlight=False)
     results: list[DiscoveryResult] = []
+    with _sitting(json) as sitting:
 
-    async def play() -> None:
-        results.append(await bench_discovery(options, Teller(console, clock())))
+        async def play() -> None:
+            results.append(await bench_discovery(options, sitting.tell))
 
-    with _stopping(console):
         run_until_signal(play)
-    (result,) = results
-    told = discovery_json(options, commit_named(), result)
-    for name, value in told.items():
-        console.print(f"{name:>20}  {value}", markup=False)
-    if json:
-        print_json(told)
-    raise typer.Exit(EXIT_DONE if result.num_found == options.keys else EXIT_FAILED)
+    found = discovery_json(options, commit_named(), results[0])
+    sitting.show(found)
+    sitting.end(found, is_good=results[0].num_found == keys)
 
 
 @bench_app.command("overlap")
@@ -376,16 +344,14 @@ def overlap(
     """Measure an inner step alone and while nodes synchronise over a network link of a given
     shape.
     """
-    from rich.console import Console
-
-    from sim.bench.main import EXIT_DONE, Teller, clock, commit_named, run_until_signal
     from sim.bench.overlap import OverlapRun, overlap_json
     from sim.local.options import LocalOptions
-    from sim.local.shape import shape_named
+    from sim.processes.shaper import shape_named
+    from sim.processes.sitting import commit_named, run_until_signal
 
     options = LocalOptions(
         peers=peers,
-        folder=_folder(out),
+        folder=new_folder("bench", out),
         shape=shape_named(shape),
         seed=seed,
         trainer="real",
@@ -393,35 +359,12 @@ def overlap(
         lag=lag,
         steps=steps,
     )
-    console, now_s = Console(stderr=json, highlight=False), clock()
-    run = OverlapRun(options, rounds, now_s, Teller(console, now_s))
-    with _stopping(console, options.folder):
+    with _sitting(json, options.folder) as sitting:
+        run = OverlapRun(options, rounds, sitting.tell)
         run_until_signal(run.play)
     assert run.result is not None, "played to its end"
     about = {"preset": preset, "peers": peers, "shape": shape, "commit": commit_named()}
     about |= {"steps": steps, "lag": run.lag, "seed": seed}
-    told = overlap_json(run.result, about)
-    for name, value in told.items():
-        console.print(f"{name:>20}  {value}", markup=False)
-    if json:
-        print_json(told)
-    raise typer.Exit(EXIT_DONE)
-
-
-@contextmanager
-def _stopping(console: "Console", folder: Path | None = None) -> Iterator[None]:
-    """Say that a signal has ended the bench, and end with its status."""
-    from sim.bench.main import Interrupted
-
-    try:
-        yield
-    except Interrupted as signal:
-        see = "" if folder is None else f"; see {folder}"
-        words = f"Stopped. No process is left running{see}"
-        console.print(words, markup=False, soft_wrap=True)
-        raise typer.Exit(signal.status) from None
-
-
-def _folder(out: Path | None) -> Path:
-    name = time.strftime("barnraise-bench-%Y%m%d-%H%M%S")
-    return (Path(name) if out is None else out).absolute()
+    found = overlap_json(run.result, about)
+    sitting.show(found)
+    sitting.end(found)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.bench.aggregators import made_up_updates
+from sim.bench.costs import made_up_updates
 from training.aggregation import AGGREGATORS
 from training.aggregation.krum import Krum, MultiKrum
 from training.aggregation.linear import Mean

@@ -8,7 +8,6 @@ import trio
 import trio.testing
 
 from node.cells.bulk_streams import BulkStreams
-from node.demo.events import parse_event
 from node.peers.handshake import shake_hands
 from node.reporting.json_text import to_plain
 from node.rules.bit_maps import pack_senders, unpack_senders
@@ -26,6 +25,7 @@ from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems, Hello, Refusa
 from protocol.identity import PeerId
 from protocol.manifest import WIRE_VERSION
 from protocol.wire import encode
+from sim.processes.events import parse_event
 from tests.fuzz.mutations import json_bytes
 from tests.fuzz.protocol_targets import ADDRESSES
 from tests.fuzz.target import JSON_FACTOR, PACKER_BYTES, STACK_BYTES, Target, from_bytes
@@ -199,7 +199,7 @@ TARGETS = [
     ),
     Target(
         name="event of a node",
-        covers=("node.demo.events.parse_event",),
+        covers=("sim.processes.events.parse_event",),
         read=from_bytes(_event),
         errors=(DecodeError, ValueError),
         trees=lambda: EVENTS,

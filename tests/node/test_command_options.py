@@ -5,13 +5,12 @@ from typer.testing import CliRunner
 
 from node.commands import (  # noqa: F401 - they register
     credit,
-    demo,
     evidence,
     inviting,
     methods,
 )
 from node.commands.app import app
-from sim import commands  # noqa: F401 - it registers `local` and `bench`
+from sim import commands  # noqa: F401 - it registers `demo`, `local` and others
 
 
 @pytest.mark.parametrize(

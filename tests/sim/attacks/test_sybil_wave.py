@@ -8,7 +8,7 @@ import pytest
 
 from node.rules import ramp
 from sim.attacks.alone import lies_named
-from sim.local.weights import weights_of
+from sim.local.verdict import weights_of
 from sim.trials.build import build_world
 from sim.trials.outcome import Outcome
 from sim.trials.scenario import Scenario, overridden, settled
