@@ -7,8 +7,7 @@ import typer
 
 from node.commands.app import app, print_json
 from node.commands.options import refuse_idle
-from sim import process_commands
-from sim.bench import commands as bench_commands
+from sim import bench_commands, process_commands
 
 __all__ = ["bench_commands", "process_commands", "sim_app"]
 

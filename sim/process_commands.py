@@ -48,7 +48,7 @@ def demo(
     from rich.console import Console
 
     from sim.demo.main import Surroundings, run_demo
-    from sim.demo.options import DemoOptions
+    from sim.demo.story import DemoOptions
 
     options = DemoOptions(
         peers=peers,

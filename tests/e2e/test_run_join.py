@@ -13,7 +13,7 @@ from node.state.folder import MANIFEST_FILE, RUNS_FOLDER
 from node.state.stored_manifest import read_signed_manifest
 from protocol.identity import Ed25519Signer
 from protocol.manifest import RunManifest
-from sim.demo.measuring import anchors_equal, final_checkpoint
+from sim.demo.result import anchors_equal, final_checkpoint
 from tests.e2e.node_command import (
     LINK,
     LOOPBACK,

@@ -6,9 +6,8 @@ from pathlib import Path
 
 from protocol.identity import PeerId
 from protocol.manifest import WIRE_VERSION, CorpusSpec, ModelSpec, RunManifest
-from sim.demo.measuring import YardstickResult
-from sim.demo.options import DemoOptions
-from sim.demo.result import DemoResult
+from sim.demo.result import DemoResult, YardstickResult
+from sim.demo.story import DemoOptions
 from sim.demo.swarm_view import Role, SwarmView
 from sim.processes import events
 from sim.processes.recipe import INNER, MODEL, OUTER, TIMING

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from sim.demo.measuring import anchor_bytes, anchors_equal, final_checkpoint
+from sim.demo.result import anchor_bytes, anchors_equal, final_checkpoint
 from tests.sim.demo.scene import manifest, options
 from training.channel.exchange import RunClock
 from training.files.state import CheckpointMeta, ShardState, save_checkpoint

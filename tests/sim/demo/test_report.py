@@ -7,9 +7,8 @@ import pytest
 
 from sim.demo.chart import draw_chart, endings, marks, scales, write_chart
 from sim.demo.display import result_lines
-from sim.demo.measuring import YardstickResult
 from sim.demo.page import render_page
-from sim.demo.result import DemoResult
+from sim.demo.result import DemoResult, YardstickResult
 from sim.demo.swarm_view import SwarmView
 from tests.sim.demo.scene import manifest, options, whole_result
 

@@ -13,8 +13,7 @@ from rich.console import Console
 from protocol.errors import ConfigError
 from sim.demo import story
 from sim.demo.main import DemoEnd, Surroundings, run_demo
-from sim.demo.options import DemoOptions
-from sim.demo.story import Patience
+from sim.demo.story import DemoOptions, DemoPatience
 
 HERE = Path(__file__).parent
 ROUNDS = 12
@@ -38,7 +37,7 @@ class Rehearsal:
             yardstick_command=(
                 *(sys.executable, "-P", str(HERE / "fake_yardstick.py"), "--behave", yardstick),
             ),
-            patience=Patience(start_s=8.0, stall_s=6.0, latecomer_s=3.0, last_words_s=2.0),
+            patience=DemoPatience(start_s=8.0, stall_s=6.0, latecomer_s=3.0, last_words_s=2.0),
         )
         given = DemoOptions(peers=peers, rounds=ROUNDS, seed=1, folder=self.folder, **options)
         return run_demo(given, around)

@@ -7,7 +7,7 @@ import pytest
 
 from protocol.errors import ConfigError
 from sim.demo import story
-from sim.demo.options import DemoOptions
+from sim.demo.story import DemoOptions
 from sim.demo.swarm_view import SwarmView
 from sim.processes import events
 from sim.processes.node_process import TEST_SWITCHES

@@ -12,11 +12,10 @@ from node.state.stored_manifest import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.identity import peer_id_text
 from sim.attacks.alone import Lies
-from sim.local.chaos import ProcessFault
 from sim.local.local_node import LocalNode
 from sim.local.options import LocalOptions
 from sim.local.report import Result, StoryProgress, drawn_plot, print_result, write_report
-from sim.local.swarm import Story
+from sim.local.swarm import ProcessFault, Story
 from sim.local.verdict import SwarmVerdict
 from sim.processes import events
 from tests.protocol.entry_vectors import EVIDENCE
