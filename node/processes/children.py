@@ -126,13 +126,16 @@ class JsonChild:
 
 @asynccontextmanager
 async def open_json_child(
-    arguments: Sequence[str], what: str, *, in_session: bool = True
+    arguments: Sequence[str], what: str, *, is_killed: bool = False
 ) -> AsyncIterator[JsonChild]:
-    """A child that does not outlive the block. `in_session` leaves Ctrl+C to us to understand."""
-    process = await _start(arguments, None, in_session=in_session)
+    """A child that does not outlive the block; Ctrl+C is ours to understand. One that has nothing
+    to put away `is_killed` at its end, and says no word of how its connections break."""
+    process = await _start(arguments, None, in_session=True)
     try:
         yield JsonChild(what, process)
     finally:
+        if is_killed:
+            process.kill()
         await end_child(process)
 
 

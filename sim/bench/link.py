@@ -147,7 +147,10 @@ async def _open_pair(stack: AsyncExitStack, kind: str, options: LinkOptions) -> 
     words = [sys.executable, "-P", "-m", "sim.bench.link_ends", kind, options.security]
     words += ["--profile"] if options.is_profiled else []
     what = "an end of the link"
-    ends = [await stack.enter_async_context(open_json_child(words, what)) for _ in range(2)]
+    ends = [
+        await stack.enter_async_context(open_json_child(words, what, is_killed=True))
+        for _ in range(2)
+    ]
     places = [await end.hear() for end in ends]
     return _Pair(taker=ends[0], giver=ends[1], place=places[0])
 

@@ -1,4 +1,4 @@
-"""`barnraise demo` from its options to its exit status: nodes are started, one is killed, one added,
+"""`barnraise demo` from its options to its exit status: nodes start, one is killed, one comes late,
 and all are watched until they have finished."""
 
 import json
