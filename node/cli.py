@@ -30,6 +30,10 @@ def main() -> None:
     output = take_standard_streams()
     # Nothing is open yet, and a Ctrl+C in the middle of an import would show a traceback of it.
     with handling(end_at_once):
+        # Before the others: `demo` heads the list of the commands.
+        from sim import commands  # noqa: F401 - it registers `demo`, `local`, `sim`, ...
+
+        # isort: split
         from node.commands import (  # noqa: F401 - they register
             credit,
             founding,
@@ -40,7 +44,6 @@ def main() -> None:
         from node.commands.app import EXIT_INTERRUPTED, app, exit_status
         from node.processes.exit_codes import EXIT_FAILED, command_error
         from protocol.errors import BarnraiseError
-        from sim import commands  # noqa: F401 - it registers `sim`, `local` and `bench`
     try:
         try:
             app(prog_name="barnraise")

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 import typer
 
 from node.commands.app import app, print_json, refuse_idle
-from sim.bench import commands as bench_commands
-from sim.local import commands as local_commands
+from sim import bench_commands, process_commands
 
-__all__ = ["bench_commands", "local_commands", "sim_app"]
+__all__ = ["bench_commands", "process_commands", "sim_app"]
 
 sim_app = typer.Typer(
     help=(

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from node.processes.children import trainer_threads
-from node.processes.json_child import Line, number, run_json_child
+from node.processes.children import JsonLine, number, run_json_child, trainer_threads
 from node.state.folder import default_state
 from node.trainers.model_file import KEPT_FILE, refuse_needless
 from node.using.run_on_disk import find_run, open_export
@@ -164,7 +163,7 @@ async def make_text(
     """
     sampling = wanted.sampling
 
-    def hear(line: Line) -> None:
+    def hear(line: JsonLine) -> None:
         if line["kind"] == "byte":
             write(int(number(line["value"])))
 
@@ -198,7 +197,7 @@ async def evaluate(
     results: list[Evaluated] = []
     used: list[WeightsUsed] = []
 
-    def hear(line: Line) -> None:
+    def hear(line: JsonLine) -> None:
         if line["kind"] == "weights":
             used.append(_weights(line))
         elif line["kind"] == "progress":
@@ -219,11 +218,11 @@ async def evaluate(
 
 
 async def _use(
-    source: WeightsSource, task: list[str], listener: Listener, hear: Callable[[Line], None]
+    source: WeightsSource, task: list[str], listener: Listener, hear: Callable[[JsonLine], None]
 ) -> None:
     failures: list[BarnraiseError] = []
 
-    def hear_all(line: Line) -> None:
+    def hear_all(line: JsonLine) -> None:
         if line["kind"] == "weights":
             listener.weights(_weights(line))
         elif line["kind"] == "passed over":
@@ -244,11 +243,11 @@ async def _use(
         raise StateError(f"the process that computes ended with status {status}{killed}")
 
 
-def _weights(line: Line) -> WeightsUsed:
+def _weights(line: JsonLine) -> WeightsUsed:
     counts = {key: int(number(line[key])) for key in ("round", "step", "tokens", "parameters")}
     return WeightsUsed(**counts, seal=str(line["seal"]), device=str(line["device"]))
 
 
-def _failure(line: Line) -> BarnraiseError:
+def _failure(line: JsonLine) -> BarnraiseError:
     kind, message, field = (str(line[key]) for key in ("error", "message", "field"))
     return error_of(Failed(kind=kind, message=message, field=field))

@@ -2,21 +2,40 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 
 import trio
+from rich.console import Console
+from rich.table import Table
 
-from node.processes.first_error import first_error_nursery
+from node.processes.children import first_error_nursery
 from node.reporting.tracing import Adopted, Record, Signed
-from protocol.errors import StateError
+from protocol.errors import ConfigError, StateError
 from protocol.messages import Kind
-from sim.bench.gate import are_ready, let_go, say_over
-from sim.bench.main import Interrupted, Teller, prepare, run_until_signal
-from sim.bench.options import AllreduceOptions
-from sim.bench.outcome import adopted_round, are_equal, is_together
-from sim.bench.processes import cpu_s, memory_bytes, resident_bytes
-from sim.bench.report import AllreduceResult, AllreduceRound
-from sim.bench.stages import NETWORK_SUFFIX, TRAINER_SUFFIX, Profile, stages_between
-from sim.bench.staging import START_S, STUCK_S, BenchStage, Tell, look_into, set_stage, strike_stage
+from sim.bench.exactness import adopted_round, are_equal, is_together
+from sim.bench.sampling import (
+    NETWORK_SUFFIX,
+    TRAINER_SUFFIX,
+    Profile,
+    median_profile,
+    stages_between,
+)
+from sim.bench.staging import (
+    START_S,
+    STUCK_S,
+    BenchOptions,
+    BenchStage,
+    look_into,
+    median_of,
+    prepare,
+    set_stage,
+    strike_stage,
+    yes_or_no,
+)
+from sim.bench.trainer import are_ready, let_go, say_over
+from sim.processes.sitting import Interrupted, Tell, check_signal, run_until_signal
+from sim.processes.usage import cpu_s, memory_bytes, resident_bytes
+from training.kernels import arithmetic
 
 _MEMORY_EVERY_S = 0.1
 """What is resident is asked so often, which costs next to nothing."""
@@ -30,6 +49,124 @@ _LOOK_EVERY_S = 0.2
 MISSES_MAX = 5
 """Measured rounds in which somebody was left out, before the bench gives up: on a machine that
 keeps up there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllreduceOptions(BenchOptions):
+    """`bench allreduce`: `rounds` are measured, after those in which the swarm comes together."""
+
+    rounds: int = 3
+
+    def __post_init__(self) -> None:
+        BenchOptions.__post_init__(self)
+        if self.is_profiled:
+            check_signal("--profile", "SIGPROF")
+        if self.rounds < 1:
+            raise ConfigError(f"--rounds {self.rounds} is not above 0")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllreduceRound:
+    """One measured round."""
+
+    round: int
+    wall_s: float
+    """From the hand-over of all contributions until every node goes on from the sealed state."""
+
+    exchange_s: float
+    """From the first COMMIT to the last SEAL."""
+
+    cpu_s: float
+    """Of all processes of all nodes, from the hand-over to the end."""
+
+    bytes_sent_per_peer: int
+    profile: Profile = field(default_factory=dict)
+    """Empty where none was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllreduceResult:
+    """What `bench allreduce` measured and checked."""
+
+    rounds: tuple[AllreduceRound, ...]
+    peak_bytes: int
+    max_error: float
+    result_exact: bool
+    digests_equal: bool
+    security: str
+    state_bytes: int
+    """Of the peak: anchor and momentum of all nodes, which are there without an exchange."""
+    broken: str
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing was broken, and something was measured."""
+        return self.result_exact and self.digests_equal and not self.broken and bool(self.rounds)
+
+
+def allreduce_json(
+    options: AllreduceOptions, commit: str, elements: int, result: AllreduceResult
+) -> dict[str, object]:
+    """The line that `--json` ends with: medians over the rounds."""
+    rounds = result.rounds
+    return {
+        "wall_s": median_of([one.wall_s for one in rounds]),
+        "exchange_s": median_of([one.exchange_s for one in rounds]),
+        "cpu_s": median_of([one.cpu_s for one in rounds]),
+        "peak_mib": round(result.peak_bytes / 2**20, 1),
+        "exchange_peak_mib": round((result.peak_bytes - result.state_bytes) / 2**20, 1),
+        "bytes_sent_per_peer": median_of([float(one.bytes_sent_per_peer) for one in rounds]),
+        "max_error": result.max_error,
+        "digests_equal": result.digests_equal,
+        "security": result.security,
+        "arithmetic": arithmetic(),
+        "result_exact": result.result_exact,
+        "peers": options.peers,
+        "elements": elements,
+        "codec": options.codec,
+        "aggregator": options.aggregator,
+        "momentum": options.momentum,
+        "seed": options.seed,
+        "commit": commit,
+        "broken": result.broken,
+        "profile": median_profile([one.profile for one in rounds]),
+        "rounds": [asdict(one) for one in rounds],
+    }
+
+
+def print_allreduce(console: Console, result: AllreduceResult) -> None:
+    """A line per round, and what holds for all."""
+    table = Table("round", "wall", "exchange", "CPU", "sent per peer", box=None, pad_edge=False)
+    for one in result.rounds:
+        table.add_row(
+            str(one.round),
+            f"{one.wall_s:.2f} s",
+            f"{one.exchange_s:.2f} s",
+            f"{one.cpu_s:.2f} s",
+            f"{one.bytes_sent_per_peer / 1e6:.0f} MB",
+        )
+    console.print(table)
+    _print_profile(console, median_profile([one.profile for one in result.rounds]))
+    console.print(
+        f"memory {result.peak_bytes / 2**20:.0f} MiB at most,"
+        f" {(result.peak_bytes - result.state_bytes) / 2**20:.0f} beside the states of all,"
+        f" {result.max_error:.2g} from the mean at most, exact: {yes_or_no(result.result_exact)},"
+        f" equal: {yes_or_no(result.digests_equal)}, {result.security}, {arithmetic()}"
+    )
+    if result.broken:
+        console.print(result.broken, style="bold red", markup=False)
+
+
+def _print_profile(console: Console, profile: Profile) -> None:
+    """CPU seconds by stage, the costliest first, of the processes of all nodes together."""
+    if not any(profile.values()):
+        return
+    table = Table("CPU s a round", *profile, box=None, pad_edge=False)
+    names = {name for stages in profile.values() for name in stages}
+    total = {name: sum(stages.get(name, 0.0) for stages in profile.values()) for name in names}
+    for name in sorted(names, key=lambda name: -total[name]):
+        table.add_row(name, *(f"{stages.get(name, 0.0):.2f}" for stages in profile.values()))
+    console.print(table)
 
 
 class AllreduceRun:
@@ -193,10 +330,10 @@ def _round(record: Adopted) -> int:
     return record.certificate.value.round
 
 
-def bench_allreduce(options: AllreduceOptions, tell: Teller) -> tuple[AllreduceResult, int]:
+def bench_allreduce(options: AllreduceOptions, tell: Tell) -> tuple[AllreduceResult, int]:
     """The result, and how many elements there were. Raises ConfigError, StateError, Interrupted."""
     prepare(options)
-    stage = set_stage(options, options.folder / "run-1", options.seed, tell.now_s, gate=True)
+    stage = set_stage(options, options.folder / "run-1", options.seed, gate=True)
     numel = stage.manifest.layout(0).fragment_numels[0]
     tell(f"{options.peers} nodes, {numel:,} elements, seed {options.seed}")
     run = AllreduceRun(stage, options.rounds, tell)

@@ -1,22 +1,23 @@
 """`barnraise bench discovery`: a DHT of real processes; how fast it stores and finds."""
 
-import json
 import os
 import random
 import signal
 import statistics
-import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import trio
 
-from node.processes.children import child_environment, end_child
-from node.processes.first_error import first_error_nursery
-from protocol.errors import ConfigError, StateError
-from sim.bench.processes import cpu_s, memory_bytes
+from node.processes.children import JsonChild, JsonLine, first_error_nursery, open_json_child
+from sim.processes.sitting import Tell, check_range, check_signal
+from sim.processes.usage import cpu_s, memory_bytes
+
+if TYPE_CHECKING:
+    from trio_typing import TaskStatus
 
 PEERS_MIN, PEERS_MAX = 2, 128
 KEYS_MAX = 1_000_000
@@ -25,8 +26,6 @@ START_S = 120.0
 ANSWER_S = 60.0
 SETTLE_S = 5.0
 """After the joins, for the pings that make neighbours known, before anything is measured."""
-
-_LINE_BYTES_MAX = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +40,11 @@ class DiscoveryOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not PEERS_MIN <= self.peers <= PEERS_MAX:
-            raise ConfigError(f"--peers {self.peers} is not in {PEERS_MIN}..{PEERS_MAX}")
-        if not 1 <= self.keys <= KEYS_MAX:
-            raise ConfigError(f"--keys {self.keys} is not in 1..{KEYS_MAX}")
-        if not 0 <= self.frozen <= self.peers // 2:
-            raise ConfigError(f"--frozen {self.frozen} is not in 0..{self.peers // 2}")
-        if self.frozen and not hasattr(signal, "SIGSTOP"):
-            raise ConfigError("--frozen: this system has no signal that does it")
+        check_range("--peers", self.peers, PEERS_MIN, PEERS_MAX)
+        check_range("--keys", self.keys, 1, KEYS_MAX)
+        check_range("--frozen", self.frozen, 0, self.peers // 2)
+        if self.frozen:
+            check_signal("--frozen", "SIGSTOP")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,49 +74,26 @@ class DiscoveryResult:
     """Processes that wanted a processor over the last minute, by the system's count."""
 
 
+@dataclass(frozen=True, slots=True)
 class _DhtNode:
     """One process of `sim.bench.dht_node`."""
 
-    def __init__(self, process: trio.Process) -> None:
-        self.process = process
-        self.address = ""
-        self._rest = b""
+    child: JsonChild
+    address: str
 
-    async def ask(self, *words: str) -> dict[str, object]:
+    async def ask(self, *words: str) -> JsonLine:
         """One command, and what it says. Raises StateError when it does not answer."""
-        assert self.process.stdin is not None
-        try:
-            await self.process.stdin.send_all(" ".join(words).encode() + b"\n")
-        except trio.BrokenResourceError as error:
-            raise StateError("a node of the DHT has died") from error
-        return await self.hear(ANSWER_S)
-
-    async def hear(self, within_s: float) -> dict[str, object]:
-        """The next line. Raises StateError when there is none."""
-        assert self.process.stdout is not None
-        with trio.move_on_after(within_s):
-            while b"\n" not in self._rest:
-                data = await self.process.stdout.receive_some(_LINE_BYTES_MAX)
-                if not data:
-                    raise StateError("a node of the DHT has died")
-                self._rest += data
-            line, _, self._rest = self._rest.partition(b"\n")
-            said = json.loads(line)
-            assert isinstance(said, dict)
-            return said
-        raise StateError(f"a node of the DHT said nothing for {within_s:.0f} s")
+        return await self.child.ask(" ".join(words), ANSWER_S)
 
 
-async def bench_discovery(
-    options: DiscoveryOptions, tell: Callable[[str], None]
-) -> DiscoveryResult:
+async def bench_discovery(options: DiscoveryOptions, tell: Tell) -> DiscoveryResult:
     """Start the nodes, store every key, freeze some, find every key; one thing at a time.
 
     Raises StateError when a node dies or hangs. No process is left.
     """
     luck = random.Random(f"{options.seed}/discovery")
     async with _nodes(options, tell) as nodes:
-        pids = [node.process.pid for node in nodes]
+        pids = [node.child.pid for node in nodes]
         began_s = cpu_s(pids)
         join_s = await (_meet(nodes) if options.is_at_once else _join(nodes))
         joined_s = cpu_s(pids)
@@ -133,7 +106,7 @@ async def bench_discovery(
         memory = memory_bytes(pids) // len(pids)
         frozen = luck.sample(nodes, options.frozen)
         for node in frozen:
-            os.kill(node.process.pid, signal.SIGSTOP)
+            os.kill(node.child.pid, signal.SIGSTOP)
         alive = [node for node in nodes if node not in frozen]
         tell(f"finding them, {len(frozen)} nodes frozen")
         since_s = cpu_s(pids)
@@ -149,7 +122,7 @@ async def bench_discovery(
             get_s=tuple(map(_seconds, gets)),
             agreed_get_s=tuple(map(_seconds, agreed)),
             num_found=sum(found),
-            replicas_p50=statistics.median(_number(said["stored"]) for said in stores),
+            replicas_p50=statistics.median(float(said["stored"]) for said in stores),
             cpu_per_join_s=(joined_s - began_s) / len(nodes),
             cpu_per_store_s=(stored_s - before_s) / len(keys),
             cpu_per_get_s=(got_s - since_s) / len(keys),
@@ -178,59 +151,35 @@ async def _meet(nodes: Sequence[_DhtNode]) -> list[float]:
     return took_s
 
 
-def _seconds(said: dict[str, object]) -> float:
-    return _number(said["took_s"])
-
-
-def _number(value: object) -> float:
-    assert isinstance(value, int | float)
-    return float(value)
+def _seconds(said: JsonLine) -> float:
+    return float(said["took_s"])
 
 
 @asynccontextmanager
-async def _nodes(
-    options: DiscoveryOptions, tell: Callable[[str], None]
-) -> AsyncIterator[list[_DhtNode]]:
+async def _nodes(options: DiscoveryOptions, tell: Tell) -> AsyncIterator[list[_DhtNode]]:
     """All nodes, listening; ended with the context."""
     nodes: list[_DhtNode] = []
     starting = trio.CapacityLimiter(STARTING_MAX)
 
-    async def start(number: int) -> None:
+    async def live(number: int, task_status: "TaskStatus[_DhtNode]") -> None:
+        line = [sys.executable, "-P", "-m", "sim.bench.dht_node", str(number + 1)]
+        async with open_json_child(line, "a node of the DHT") as child:
+            said = await child.hear(START_S)
+            task_status.started(_DhtNode(child, str(said["addresses"][0])))
+            await trio.sleep_forever()
+
+    async def start(living: trio.Nursery, number: int) -> None:
         async with starting:
-            # In a task of its own: a cancelled start would leave a process that nobody knows.
-            with trio.CancelScope(shield=True):
-                process = await trio.lowlevel.open_process(
-                    [sys.executable, "-P", "-m", "sim.bench.dht_node", str(number + 1)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    env=child_environment(),
-                    start_new_session=True,  # Ctrl+C is the parent's to understand.
-                )
-                node = _DhtNode(process)
-                nodes.append(node)
-            said = await node.hear(START_S)
-            addresses = said["addresses"]
-            assert isinstance(addresses, list)
-            node.address = str(addresses[0])
+            nodes.append(await living.start(live, number))
 
     tell(f"starting {options.peers} nodes")
-    try:
-        async with first_error_nursery() as nursery:
-            for number in range(options.peers):
-                nursery.start_soon(start, number)
-        yield sorted(nodes, key=lambda node: node.address)
-    finally:
-        await _end(nodes)
-
-
-async def _end(nodes: Sequence[_DhtNode]) -> None:
-    with trio.CancelScope(shield=True):
+    # Each is ended by a task of its own, so that all end side by side.
+    async with first_error_nursery() as living:
         async with trio.open_nursery() as nursery:
-            for node in nodes:
-                if hasattr(signal, "SIGCONT"):
-                    with suppress(ProcessLookupError):
-                        os.kill(node.process.pid, signal.SIGCONT)
-                nursery.start_soon(end_child, node.process)
+            for number in range(options.peers):
+                nursery.start_soon(start, living, number)
+        yield sorted(nodes, key=lambda node: node.address)
+        living.cancel_scope.cancel()
 
 
 def quantile_ms(times_s: Sequence[float], share: float) -> float:

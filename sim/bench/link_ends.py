@@ -5,17 +5,27 @@ ends with its input. Both ends of a kind are such processes; one of them is neve
 """
 
 import cProfile
+import datetime
 import json
 import os
+import pstats
+import socket
+import ssl
 import struct
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any, Protocol
 
 import trio
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from dht.transport.libp2p_host import securities
 from dht.transport.libp2p_transport import TransportConfig, open_transport
@@ -23,8 +33,7 @@ from protocol.errors import BarnraiseError
 from protocol.identity import parse_peer_id, peer_id_text
 from protocol.limits import MIB
 from sim.bench.libp2p_stock import open_stock, stock_stream
-from sim.bench.link_profile import Stages, stages_of
-from sim.bench.link_raw import send_raw, serve_raw
+from sim.bench.link import Stages
 
 BULK, CONTROL = "/barnraise/bulk/1", "/barnraise/control/1"
 """The protocols of a node, so that each travels over the connection that a node's would."""
@@ -115,6 +124,133 @@ async def busy_round_trips(open_stream: Open, count: int) -> list[float]:
         found = await round_trips(open_stream, count)
         nursery.cancel_scope.cancel()
     return found
+
+
+# What plain sockets do, to compare with: blocking, one thread per end ---------------------------
+
+_HOST = "127.0.0.1"
+
+
+def _server_context() -> ssl.SSLContext:
+    """For TLS 1.3, with a certificate that nobody has signed but itself."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "bench")])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(1)
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .sign(key, hashes.SHA256())
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.NoEncryption(),
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "both.pem"
+        path.write_bytes(pem)
+        context.load_cert_chain(path)
+    return context
+
+
+def serve_raw(*, is_tls: bool) -> int:
+    """Take transfers in threads of their own until the process ends; the port it listens on."""
+    context = _server_context() if is_tls else None
+    listener = socket.create_server((_HOST, 0))
+
+    def accept() -> None:
+        while True:
+            connection, _ = listener.accept()
+            if context is not None:
+                connection = context.wrap_socket(connection, server_side=True)
+            with connection:
+                _take(connection)
+
+    threading.Thread(target=accept, daemon=True).start()
+    return int(listener.getsockname()[1])
+
+
+def _take(connection: socket.socket) -> None:
+    buffer = memoryview(bytearray(MIB))
+    head = b""
+    while len(head) < 8:
+        head += connection.recv(8 - len(head))
+    left = int.from_bytes(head, "big")
+    began_s = time.process_time()
+    while left:
+        received = connection.recv_into(buffer[: min(left, MIB)])
+        if not received:
+            return
+        left -= received
+    connection.sendall(struct.pack("!d", time.process_time() - began_s))
+
+
+def send_raw(port: int, num_bytes: int, *, is_tls: bool) -> tuple[float, float, float]:
+    """Send so many bytes; wall seconds, own CPU seconds, the taker's CPU seconds."""
+    connection = socket.create_connection((_HOST, port))
+    if is_tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        connection = context.wrap_socket(connection)
+    with connection:
+        data = memoryview(bytes(MIB))
+        began_s, began_cpu_s = time.perf_counter(), time.process_time()
+        connection.sendall(num_bytes.to_bytes(8, "big"))
+        for start in range(0, num_bytes, MIB):
+            connection.sendall(data[: min(MIB, num_bytes - start)])
+        answer = b""
+        while len(answer) < 8:
+            answer += connection.recv(8 - len(answer))
+        wall_s, cpu_s = time.perf_counter() - began_s, time.process_time() - began_cpu_s
+    return wall_s, cpu_s, float(struct.unpack("!d", answer)[0])
+
+
+# Which stage of a transfer the processor worked for: the functions of a profile, grouped ---------
+
+WAITING = "waiting"
+_STAGES = (
+    (WAITING, ("epoll", "kqueue", "select")),
+    ("cipher", ("encrypt", "decrypt", "_ssl", "noise/")),
+    ("system calls", ("'send'", "'recv'", "sendmsg", "recv_into", "posix.")),
+    ("copying", ("'join'", "'tobytes'", "'extend'", "'write' of '_io", "'getbuffer'")),
+    ("scheduling", ("trio/", "contextvars", "outcome/", "'run' of '_contextvars")),
+    (
+        "framing",
+        ("yamux", "libp2p_yamux", "libp2p_stream", "libp2p_session", "msgio", "net_stream"),
+    ),
+)
+"""The first that fits has it. C functions are known by their names alone."""
+
+OTHER = "other"
+
+
+def stages_of(profile: cProfile.Profile) -> Stages:
+    """Seconds by stage of all that was profiled so far; waiting costs no processor time."""
+    found: Stages = {}
+    entries: dict[tuple[str, int, str], tuple[int, int, float, float, object]] = vars(
+        pstats.Stats(profile)
+    )["stats"]
+    for (path, _, name), (_, _, own_s, *_) in entries.items():
+        stage = stage_of(path.replace("\\", "/"), name)
+        found[stage] = found.get(stage, 0.0) + own_s
+    found.pop(WAITING, None)
+    return found
+
+
+def stage_of(path: str, name: str) -> str:
+    """The stage that a function belongs to."""
+    text = f"{path} {name}"
+    return next((stage for stage, words in _STAGES if any(w in text for w in words)), OTHER)
+
+
+# One end ----------------------------------------------------------------------------------------
 
 
 @asynccontextmanager

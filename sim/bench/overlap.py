@@ -4,27 +4,30 @@ As many trainers as there are nodes step at one time, and nothing is synced, bef
 between real nodes train the same model with a preset, over lines of the shape asked for.
 """
 
-import shutil
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 import trio
 
-from node.demo.events import MethodChosen
-from node.processes.children import trainer_threads
-from node.processes.first_error import first_error_nursery
-from node.processes.json_child import Line, number, run_json_child
-from protocol.errors import ConfigError, StateError
+from node.processes.children import (
+    JsonLine,
+    first_error_nursery,
+    number,
+    run_json_child,
+    trainer_threads,
+)
+from protocol.errors import StateError
 from protocol.manifest import RunManifest
-from sim.bench.staging import START_S, STUCK_S, Tell
+from sim.bench.staging import START_S, STUCK_S
 from sim.local.options import LocalOptions
 from sim.local.recipe import found_run
-from sim.local.story import Story
-from sim.local.swarm import LocalSwarm
+from sim.local.swarm import LocalSwarm, Story
+from sim.processes.events import MethodChosen
+from sim.processes.sitting import Tell, claim_folder, clear_nodes, clock
 from training.methods.presets import is_paced
 
 STEPPING_COMMAND = (sys.executable, "-P", "-m", "training.stepping_main")
@@ -102,11 +105,9 @@ def overlap_json(result: OverlapResult, about: Mapping[str, object]) -> dict[str
 class OverlapRun:
     """Plays both parts. `play` it once; `result` is what was found."""
 
-    def __init__(
-        self, options: LocalOptions, rounds: int, now_s: Callable[[], float], tell: Tell
-    ) -> None:
+    def __init__(self, options: LocalOptions, rounds: int, tell: Tell) -> None:
         """Measures so many rounds of each node, behind those in which they settle."""
-        self._options, self._rounds, self._now_s, self._tell = options, rounds, now_s, tell
+        self._options, self._rounds, self._now_s, self._tell = options, rounds, clock(), tell
         paced = options.preset is not None and is_paced(options.preset)
         self._settling = SETTLING_ROUNDS if paced else FIXED_SETTLING_ROUNDS
         self._alone_s: list[float] = []
@@ -121,11 +122,7 @@ class OverlapRun:
         Raises ConfigError for a folder that cannot be used, StateError when the swarm is stuck.
         """
         folder = self._options.folder
-        try:
-            for name in ("nodes", "logs", "traces"):
-                (folder / name).mkdir(parents=True)
-        except OSError as error:
-            raise ConfigError(f"--out {folder} cannot be used: {error.strerror}") from error
+        claim_folder(folder, "nodes", "logs", "traces", is_fresh=False)
         path = folder / "manifest.msgpack"
         manifest = found_run(self._options, state=folder / "nodes" / "A", manifest_path=path)
         self.lag = manifest.outer.overlap
@@ -142,7 +139,7 @@ class OverlapRun:
         finally:
             # Keys and checkpoints; what did not go well keeps them, what was stopped does not.
             if not is_kept:
-                shutil.rmtree(folder / "nodes", ignore_errors=True)
+                clear_nodes(folder)
 
     async def _step_alone(self, manifest: RunManifest, path: Path) -> None:
         peers = self._options.peers
@@ -150,7 +147,7 @@ class OverlapRun:
         words = ["--manifest", str(path), "--run", manifest.digest.hex(), "--child"]
         words += ["--threads", str(trainer_threads(peers)), "--seconds", str(ALONE_S)]
 
-        def hear(line: Line) -> None:
+        def hear(line: JsonLine) -> None:
             self._alone_s.append(number(line["step_s"]))
 
         async with first_error_nursery() as nursery:

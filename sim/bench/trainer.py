@@ -2,26 +2,103 @@
 
     python -P -m sim.bench.trainer --seed 1 --name B --round-s 0.2 [options of the trainer]
 
-Killed and started again it makes the same bytes again, so it keeps nothing. With `--gate FOLDER` it
-hands over when the gate of a round is open.
+Killed and started again it makes the same bytes again, so it keeps nothing: its contributions are
+functions of its name and of the round, and not of the anchor, so that who checks a round need not
+have followed the others. With `--gate FOLDER` it says when it is ready, and waits for a file:
+
+    ready-B-7   B's contribution to round 7 is ready
+    go-7        everybody may hand over for round 7
+    over-7      round 7 is measured: numbers for the next one may be made, which are no part of it
+
+N elements
 """
 
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 
 import numpy as np
+from blake3 import blake3
 from numpy.typing import NDArray
 
 from node.processes.heap import keep_freed_memory
-from sim.bench.gate import wait_at, wait_until_over
-from sim.bench.made_up import Numbers, Vector
-from sim.bench.sampling import begin
-from sim.bench.stages import TRAINER_SUFFIX
+from sim.bench.sampling import TRAINER_SUFFIX, begin
 from sim.local.made_up_trainer import TrainingPace, made_up_parser, run_trainer
 from training.channel.trainer_end import ChannelExchange
 from training.compression import Encoded, ErrorFeedback
+from training.numeric.arithmetic import Vector
+
+_LOOK_S = 0.002
+BASE_ELEMENTS = 1_000_003
+"""A prime: no two cells of a vector have the same numbers, though its base comes again."""
+
+
+def base(name: str, numel: int) -> Vector:
+    """Uniform in [-0.5, 0.5): what all contributions of one trainer are multiples of, again and
+    again. A whole vector of them would be memory that no node of a run needs."""
+    numel = min(numel, BASE_ELEMENTS)
+    key = int.from_bytes(blake3(f"{name}/base".encode()).digest(length=16), "little")
+    draw_N = np.random.Generator(np.random.Philox(key=key)).random(numel, dtype=np.float32)
+    draw_N -= np.float32(0.5)
+    return draw_N
+
+
+def scale(name: str, round_index: int) -> np.float32:
+    """In [0.5, 1.5): the bytes of another round are never those of this one."""
+    draw = int.from_bytes(blake3(f"{name}/{round_index}".encode()).digest(length=4), "little")
+    return np.float32(0.5 + draw / 2**32)
+
+
+class Numbers:
+    """The contributions of one trainer; the costly part of them is made once."""
+
+    def __init__(self, name: str, numel: int) -> None:
+        self.name = name
+        self._numel = numel
+        self._base_N = base(name, numel)
+
+    def contribution(self, round_index: int, *, out: Vector | None = None) -> Vector:
+        """What it hands over in a round; in the memory of `out`, if there is one."""
+        drift_N = np.empty(self._numel, dtype=np.float32) if out is None else out
+        factor = scale(self.name, round_index)
+        for start in range(0, self._numel, BASE_ELEMENTS):
+            piece_N = drift_N[start : start + BASE_ELEMENTS]
+            np.multiply(self._base_N[: len(piece_N)], factor, out=piece_N)
+        return drift_N
+
+
+def wait_at(folder: Path, name: str, round_index: int) -> None:
+    """In the trainer: until the gate of a round opens."""
+    (folder / f"ready-{name}-{round_index}").touch()
+    _wait_for(folder / f"go-{round_index}")
+
+
+def wait_until_over(folder: Path, round_index: int) -> None:
+    """In the trainer: until a round is measured; round 0 always is."""
+    if round_index:
+        _wait_for(folder / f"over-{round_index}")
+
+
+def _wait_for(path: Path) -> None:
+    while not path.exists():
+        time.sleep(_LOOK_S)
+
+
+def are_ready(folder: Path, names: Iterable[str], round_index: int) -> bool:
+    """Whether all these wait at the gate of a round, or have passed it."""
+    return all((folder / f"ready-{name}-{round_index}").exists() for name in names)
+
+
+def let_go(folder: Path, round_index: int) -> None:
+    """Let everybody hand over."""
+    (folder / f"go-{round_index}").touch()
+
+
+def say_over(folder: Path, round_index: int) -> None:
+    """Let the trainers go on to the next round."""
+    (folder / f"over-{round_index}").touch()
 
 
 class _Contributions:

@@ -1,24 +1,17 @@
 """One real node over all its lives: how it is started, and what is done to it."""
 
 import json
-import os
-import signal
-import subprocess
 import sys
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-import trio
-
-from node.demo.events import MethodChosen
-from node.demo.node_process import NodeProcess
-from node.processes.children import child_environment, trainer_threads
-from protocol.errors import StateError
+from node.processes.children import trainer_threads
 from sim.attacks.alone import TOGETHER
 from sim.local.options import LocalOptions
-from sim.local.shaper import HOST, Port
+from sim.processes.events import MethodChosen
+from sim.processes.node_process import NodeProcess, start_node
+from sim.processes.shaper import HOST, Port
 
 ALL_HERE_FILE = "all-here"
 """The founder does not train before it is there: alone it would be far ahead of the others."""
@@ -48,7 +41,6 @@ class LocalNode:
     lives: int = 0
     peer: str = ""
     address: str = ""
-    trainer_pid: int | None = None
     sealed: int = 0
     """The newest round that it knows to be final, over all lives."""
 
@@ -61,7 +53,7 @@ class LocalNode:
     """Whether it contributes something else than its work."""
 
     is_checker: bool = False
-    """Whether it comes late, follows without a seat, and checks bans (`sim.local.rechecking`)."""
+    """Whether it comes late, follows without a seat, and checks bans (`sim.local.verdict`)."""
 
     banned: set[str] = field(default_factory=set)
     """Peers that its newest seals ban."""
@@ -142,45 +134,21 @@ class LocalNode:
     async def start(self, options: LocalOptions, manifest: Path) -> NodeProcess:
         """Begin a life. Raises StateError if this machine cannot start one more process."""
         self.lives += 1
-        self.status, self.trainer_pid, self.error = "starting", None, ""
+        self.status, self.error = "starting", ""
         self.has_sealed_in_life = self.is_meant_to_end = False
-        with self.log.open("ab") as log:
-            try:
-                process = await trio.lowlevel.open_process(
-                    self.arguments(options, manifest),
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    env=child_environment(),
-                )
-            except OSError as error:
-                raise StateError(f"node {self.name} cannot be started: {error}") from error
-        self.process = NodeProcess(self.name, process, self.log)
+        process = await start_node(self.name, self.arguments(options, manifest), self.log)
+        self.process = process
         self.pids.append(process.pid)
         if self.port is not None:
             self.port.pid = process.pid
-        return self.process
+        return process
+
+    @property
+    def trainer_pid(self) -> int | None:
+        """Of the second process of this life, once it has told of it."""
+        return None if self.process is None else self.process.trainer_pid
 
     def signal_both(self, number: int) -> None:
         """To both processes, as far as they live."""
-        pids = [None if self.process is None else self.process.pid, self.trainer_pid]
-        for pid in pids:
-            if pid is not None:
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, number)
-
-    def kill_trainer(self) -> None:
-        """The trainer is gone; the network process ends of it."""
-        if self.trainer_pid is not None:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(self.trainer_pid, getattr(signal, "SIGKILL", signal.SIGTERM))
-
-
-def node_name(number: int) -> str:
-    """A, B, ..., Z, AA, AB, ..."""
-    name = ""
-    number += 1
-    while number:
-        number, letter = divmod(number - 1, 26)
-        name = chr(ord("A") + letter) + name
-    return name
+        if self.process is not None:
+            self.process.signal_both(number)

@@ -17,17 +17,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgpack
 import numpy as np
 from blake3 import blake3
-from numpy.typing import NDArray
 
 from protocol.errors import BarnraiseError, ConfigError
 from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from protocol.segments import MOMENTS, SegmentPlace, SegmentState, luck_of
-from sim.local.made_up_kept import KeptTransaction, anchor_digest, kept_at, packed
 from training.audits.traces import TRACES_FOLDER, TraceFolder, run_audit
-from training.channel.child_process import exit_now, leave_interrupts_to_parent, take_control_pipe
+from training.channel.child_process import (
+    exit_now,
+    leave_interrupts_to_parent,
+    take_control_pipe,
+)
 from training.channel.exchange import Contribution, Outcome, RunClock, TraceRoots
 from training.channel.frames import Audit, Ready, Reopen, Start, Validation
 from training.channel.manifest_file import read_manifest
@@ -40,8 +43,65 @@ from training.channel.trainer_end import (
 )
 from training.compression import Encoded, ErrorFeedback, make_codec
 from training.files.durable import replace_durably
+from training.numeric.arithmetic import Vector
 
-Vector = NDArray[np.float32]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptTransaction:
+    """The transaction of one round, as it lies on the disk. Roots and payload follow from it.
+
+    `before` are the residuals of all fragments, `after_N` that of its own behind the round.
+    `pending` are the rounds before it that had no outcome yet, with theirs. `begun_N` is what the
+    round began from, where that is not the newest anchor. `basis` is the RunClock's.
+    """
+
+    round: int
+    anchor: bytes
+    before: tuple[Vector | None, ...]
+    after_N: Vector | None
+    pending: tuple[tuple[int, Vector | None], ...] = ()
+    begun_N: Vector | None = None
+    basis: bytes = b""
+
+
+def anchor_digest(anchor_N: Vector) -> bytes:
+    """Names the anchor that a contribution is against."""
+    return blake3(anchor_N.astype("<f4", copy=False).tobytes()).digest()
+
+
+def packed(kept: KeptTransaction) -> bytes:
+    """As it lies in its file."""
+    rounds, afters = [index for index, _ in kept.pending], [after_N for _, after_N in kept.pending]
+    vectors = [
+        None if x_N is None else x_N.astype("<f4", copy=False).tobytes()
+        for x_N in (*afters, *kept.before, kept.after_N, kept.begun_N)
+    ]
+    body: bytes = msgpack.packb([kept.round, kept.anchor, kept.basis, rounds, *vectors])
+    return body
+
+
+def kept_at(path: Path) -> KeptTransaction | None:
+    """What was kept, whole as `replace_durably` leaves it; None if nothing was."""
+    try:
+        round_index, anchor, basis, rounds, *vectors = msgpack.unpackb(
+            path.read_bytes(), max_bin_len=2**31 - 1
+        )
+    except FileNotFoundError:
+        return None
+    *before, after_N, begun_N = (
+        None if data is None else np.frombuffer(data, "<f4").astype(np.float32) for data in vectors
+    )
+    afters, before = before[: len(rounds)], before[len(rounds) :]
+    return KeptTransaction(
+        round=round_index,
+        anchor=anchor,
+        before=tuple(before),
+        after_N=after_N,
+        pending=tuple(zip(rounds, afters, strict=True)),
+        begun_N=begun_N,
+        basis=basis,
+    )
+
 
 Encode = Callable[[ErrorFeedback, Vector, str, int, ChannelExchange], Encoded]
 """What a trainer contributes, of an anchor, its own name and a round, as the feedback encodes it.

@@ -1,16 +1,15 @@
 """What `barnraise local` is asked to do."""
 
-import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.demo.node_process import NODE_COMMAND
-from node.demo.options import TEST_SWITCHES
 from protocol import limits
 from protocol.errors import ConfigError
 from sim.attacks.alone import Lies, check_audits
-from sim.local.shape import Shape
+from sim.processes.node_process import NODE_COMMAND, check_test_switch
+from sim.processes.shaper import Shape
+from sim.processes.sitting import check_choice, check_range, check_signal
 from training.methods.presets import PRESETS
 
 PEERS_MIN, PEERS_MAX = 2, 32
@@ -107,32 +106,20 @@ class LocalOptions:
     """Bends the second node, to show that the checks can fail."""
 
     def __post_init__(self) -> None:
-        if not PEERS_MIN <= self.peers <= PEERS_MAX:
-            raise ConfigError(f"--peers {self.peers} is not in {PEERS_MIN}..{PEERS_MAX}")
+        check_range("--peers", self.peers, PEERS_MIN, PEERS_MAX)
         if (self.rounds is None) == (self.duration_s is None):
             raise ConfigError("give either --rounds or --duration")
-        if self.rounds is not None and not 1 <= self.rounds <= limits.ROUNDS_MAX:
-            raise ConfigError(f"--rounds {self.rounds} is not in 1..{limits.ROUNDS_MAX}")
-        if self.trainer not in TRAINERS:
-            raise ConfigError(f"--trainer {self.trainer!r} is none of {', '.join(TRAINERS)}")
-        if not ELEMENTS_MIN <= self.elements <= ELEMENTS_MAX:
-            raise ConfigError(
-                f"--elements {self.elements} is not in {ELEMENTS_MIN}..{ELEMENTS_MAX}"
-            )
-        if self.test_switch is not None and self.test_switch not in TEST_SWITCHES:
-            raise ConfigError(f"no test switch {self.test_switch!r}; {', '.join(TEST_SWITCHES)}")
-        if self.preset is not None and self.preset not in PRESETS:
-            raise ConfigError(f"--preset {self.preset!r} is none of {', '.join(PRESETS)}")
-        if self.then is not None and self.then[0] not in PRESETS:
-            raise ConfigError(f"--then {self.then[0]!r} is none of {', '.join(PRESETS)}")
+        check_range("--rounds", self.rounds, 1, limits.ROUNDS_MAX)
+        check_choice("--trainer", self.trainer, TRAINERS)
+        check_range("--elements", self.elements, ELEMENTS_MIN, ELEMENTS_MAX)
+        check_test_switch(self.test_switch)
+        check_choice("--preset", self.preset, PRESETS)
+        check_choice("--then", self.then and self.then[0], PRESETS)
         if self.preset is not None and (lacks := PRESETS[self.preset](1).lacks):
             raise ConfigError(f"--preset {self.preset!r}: no node runs it, it needs {lacks}")
-        if self.trust not in TRUSTS:
-            raise ConfigError(f"--trust {self.trust!r} is none of {', '.join(TRUSTS)}")
-        if self.lag not in (None, 1, 2):
-            raise ConfigError(f"--lag {self.lag} is not in 1..2")
-        if not 0.0 <= self.audits <= 1.0:
-            raise ConfigError(f"--audits {self.audits} is not in 0..1")
+        check_choice("--trust", self.trust, TRUSTS)
+        check_range("--lag", self.lag, 1, 2)
+        check_range("--audits", self.audits, 0, 1)
         if self.audits and self.trust != "open":
             raise ConfigError("--audits is for open runs: friends trust each other")
         if self.attack is not None:
@@ -150,14 +137,11 @@ class LocalOptions:
                 f"--chaos takes at least {PEERS_FOR_CHAOS} peers: of {self.peers}, one that is "
                 "missing is one too many. --reckless does it all the same"
             )
-        if not sys.platform.startswith("linux"):
-            for kind in NEEDS_DIALLER:
-                if kind in self.kinds:
-                    raise ConfigError(f"--chaos {kind}: only Linux tells whose a connection is")
-        if not hasattr(signal, "SIGSTOP"):
-            for kind in NEEDS_SIGNALS:
-                if kind in self.kinds:
-                    raise ConfigError(f"--chaos {kind}: this system has no signal that does it")
+        for kind in self.kinds:
+            if kind in NEEDS_DIALLER and not sys.platform.startswith("linux"):
+                raise ConfigError(f"--chaos {kind}: only Linux tells whose a connection is")
+            if kind in NEEDS_SIGNALS:
+                check_signal(f"--chaos {kind}", "SIGSTOP")
 
     @property
     def needs_shaper(self) -> bool:

@@ -1,30 +1,16 @@
-"""The run that real nodes take part in: every number of its manifest."""
+"""The run that real nodes take part in: what of its manifest the options decide."""
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from node.demo.options import DemoOptions
-from node.demo.recipe import demo_manifest
-from node.settings.run_file import topology_for
-from node.state.folder import mark_unsigned
-from node.state.keystore import load_or_create_identity
 from protocol import limits
 from protocol.errors import ConfigError
 from protocol.identity import PeerId
-from protocol.manifest import (
-    AuditSpec,
-    OuterSpec,
-    RunManifest,
-    Setting,
-    ThenSpec,
-    sign_manifest,
-)
-from protocol.wire import encode
+from protocol.manifest import AuditSpec, OuterSpec, RunManifest, Setting
 from sim.local.options import LocalOptions
-from training.compression import codec_defaults
-from training.methods.presets import PRESETS, Preset
+from sim.processes.recipe import outer_spec, sign_run, small_manifest, with_then
+from training.methods.presets import PRESETS
 from training.models.genesis import shard_spec
 
 SEGMENTS = 8
@@ -69,9 +55,7 @@ def model_settings(elements: int) -> tuple[Setting, ...]:
 def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
     """The manifest. Raises CorpusError where this Python lacks its library sources."""
     rounds = ROUNDS_WITHOUT_END if options.rounds is None else options.rounds
-    base = demo_manifest(
-        DemoOptions(peers=2, rounds=1, seed=options.seed, folder=options.folder), founder
-    )
+    base = small_manifest("barnraise local", founder, rounds=rounds, seed=options.seed)
     # As a founder's run.toml that names no rule.
     outer, fragments = base.outer, options.fragments
     preset = None if options.preset is None else PRESETS[options.preset](rounds)
@@ -90,9 +74,6 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
         fragments = max(fragments, lag)
     manifest = replace(
         base,
-        title="barnraise local",
-        rounds=rounds,
-        created_unix_s=int(time.time()),
         trust=options.trust,
         timing=timing,
         outer=replace(outer, aggregator=rule, overlap=lag),
@@ -140,36 +121,6 @@ def methods_of(outer: OuterSpec) -> tuple[str, ...]:
     return outer.preset, *(one.preset for one in outer.then)
 
 
-def with_then(outer: OuterSpec, name: str, from_round: int, rounds: int) -> OuterSpec:
-    """The same run with another preset's method from a round on, as a founder writes it out."""
-    later = PRESETS[name](rounds)
-    then = ThenSpec(
-        preset=name,
-        from_round=from_round,
-        optimizer=later.optimizer,
-        learning_rate=later.learning_rate,
-        momentum=later.momentum,
-    )
-    return replace(outer, overlap=max(outer.overlap, later.overlap), then=(then,))
-
-
-def outer_spec(name: str, preset: Preset) -> OuterSpec:
-    """A preset as a founder writes it out, among friends."""
-    settings = {**codec_defaults(preset.codec), **preset.codec_settings}
-    spec = OuterSpec(
-        preset=name,
-        codec=preset.codec,
-        codec_settings=tuple(Setting(key, settings[key]) for key in sorted(settings)),
-        feedback=preset.feedback,
-        aggregator=preset.aggregator or "mean",
-        optimizer=preset.optimizer,
-        learning_rate=preset.learning_rate,
-        momentum=preset.momentum,
-        overlap=preset.overlap,
-    )
-    return replace(spec, topology=topology_for(spec, "friends"))
-
-
 def found_run(
     options: LocalOptions,
     *,
@@ -181,8 +132,4 @@ def found_run(
 
     `amend` makes another manifest of the usual one.
     """
-    signer = load_or_create_identity(state)
-    manifest = amend(local_manifest(options, signer.peer_id))
-    mark_unsigned(state, manifest.digest)
-    manifest_path.write_bytes(encode(sign_manifest(manifest, signer)))
-    return manifest
+    return sign_run(lambda founder: amend(local_manifest(options, founder)), state, manifest_path)

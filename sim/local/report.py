@@ -1,28 +1,29 @@
-"""What a local run came to: a table for people, a line of JSON, a plot of rounds over time."""
+"""What people see of a local run: its progress, then a table, a line of JSON, a plot of rounds."""
 
 import json
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 from protocol.identity import PeerId, parse_peer_id, peer_id_text
 from sim.local.options import LocalOptions
-from sim.local.rechecking import Rechecked
-from sim.local.story import Story, StoryFault
-from sim.local.verdict import SwarmVerdict
+from sim.local.swarm import Story, StoryFault
+from sim.local.verdict import Rechecked, SwarmVerdict
+from sim.processes.sitting import rounded
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PLOT_FILE, RESULT_FILE = "rounds.png", "result.json"
 
-_INK, _MUTED, _LINE = "#1c1b19", "#66625b", "#e4dfd6"
-_CURVE = "#1f5fbf"
 _COLOURS = {
     "kill": "#b3261e",
     "freeze": "#2a7f9e",
@@ -31,6 +32,58 @@ _COLOURS = {
     "reset": "#7b3fa0",
     "partition": "#44546a",
 }
+
+
+_PLAIN_EVERY_S = 10.0
+_MARKS = {
+    "starting": "…",
+    "running": "●",
+    "frozen": "❄",
+    "stalled": "‖",
+    "apart": "◐",
+    "down": "✕",
+    "left": "○",
+    "finished": "✓",
+    "dead": "✝",
+}
+
+
+class StoryProgress:
+    """Shows a story. `tick` it a few times a second; `tell` it what happened."""
+
+    def __init__(self, console: Console, now_s: Callable[[], float]) -> None:
+        self._console = console
+        self._now_s = now_s
+        self._live: Live | None = None
+        self._told_s = 0.0
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Takes the lower lines of a terminal, while the context lasts."""
+        if not self._console.is_terminal:
+            yield
+            return
+        with Live(console=self._console, auto_refresh=False, transient=True) as self._live:
+            yield
+        self._live = None
+
+    def tell(self, at_s: float, line: str) -> None:
+        """Something happened."""
+        self._console.print(Text(f"{at_s:6.1f} s  {line}"), soft_wrap=True)
+
+    def tick(self, story: Story) -> None:
+        """Show how things stand now."""
+        if self._live is not None:
+            self._live.update(Text(self._status(story)), refresh=True)
+        elif self._now_s() - self._told_s >= _PLAIN_EVERY_S:
+            self._told_s = self._now_s()
+            self.tell(self._told_s, self._status(story))
+
+    def _status(self, story: Story) -> str:
+        nodes = " ".join(f"{n.name}{_MARKS[n.status]}{n.sealed}" for n in story.nodes.values())
+        since = f", {self._now_s() - story.seals[-1][0]:.0f} s ago" if story.seals else ""
+        last = f"; last fault: {story.dealt[-1].fault}" if story.dealt else ""
+        return f"round {story.newest}{since}; {nodes}{last}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,8 +163,8 @@ class Result:
             "rounds_per_minute": round(self.rounds_per_minute, 2),
             "faults": [_dealt(one) for one in story.dealt],
             "faults_spared": story.num_spared,
-            "recovered_median_s": _rounded(statistics.median(recovered)) if recovered else None,
-            "recovered_max_s": _rounded(max(recovered)) if recovered else None,
+            "recovered_median_s": rounded(statistics.median(recovered)) if recovered else None,
+            "recovered_max_s": rounded(max(recovered)) if recovered else None,
             "deaths": [{"node": one.name, "why": one.why} for one in story.deaths],
             "checkpoints_equal": verdict.checkpoints_equal,
             "checkpoints": verdict.num_checkpoints,
@@ -131,7 +184,7 @@ class Result:
                 {"node": name, "evidence": evidence} for name, evidence in self.banned.items()
             ],
             "rechecked": self._rechecked_json(),
-            "wall_s": _rounded(self.wall_s),
+            "wall_s": rounded(self.wall_s),
         }
 
     def _rechecked_json(self) -> dict[str, object] | None:
@@ -215,16 +268,15 @@ def evidence_path(result: Result, name: str) -> Path:
 def drawn_plot(result: Result) -> "Figure":
     """Rounds over time, and where faults were dealt."""
     # matplotlib takes half a second to load, and only this needs it.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(9.6, 4.8), dpi=150, layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    from sim.processes.figures import BLUE, MUTED, new_figure, style_axes, title_axes
+
+    figure = new_figure((9.6, 4.8), 150)
     axes = figure.add_subplot()
     # From the start on: of one seal alone there would be nothing to see.
     times, rounds = zip((0.0, 0), *result.story.seals, strict=True)
-    axes.step(times, rounds, where="post", color=_CURVE, linewidth=2)
+    axes.step(times, rounds, where="post", color=BLUE, linewidth=2)
     named = set()
     for one in result.story.dealt:
         kind = one.fault.kind
@@ -233,23 +285,12 @@ def drawn_plot(result: Result) -> "Figure":
         axes.axvline(one.at_s, color=_COLOURS[kind], linewidth=1.1, linestyle=":", label=label)
         if one.undone_s is not None and one.fault.lasts_s:
             axes.axvspan(one.at_s, one.undone_s, color=_COLOURS[kind], alpha=0.08, linewidth=0)
-    axes.set_title(
-        f"{result.options.peers} real nodes: rounds sealed"
-        + (", and faults dealt" if result.story.dealt else ""),
-        loc="left",
-        color=_INK,
-        fontsize=12,
-        fontweight="bold",
-    )
-    axes.set_xlabel("seconds", color=_MUTED)
-    axes.set_ylabel("round", color=_MUTED)
+    dealt = ", and faults dealt" if result.story.dealt else ""
+    title_axes(axes, f"{result.options.peers} real nodes: rounds sealed{dealt}")
+    style_axes(axes, "seconds")
+    axes.set_ylabel("round", color=MUTED)
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     axes.set_ylim(bottom=0)
-    axes.grid(axis="y", color=_LINE, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=_MUTED, length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
     if named:
         axes.legend(loc="upper left", frameon=False)
     return figure
@@ -273,19 +314,15 @@ def _checkpoints(verdict: SwarmVerdict) -> str:
 
 def _dealt(one: StoryFault) -> dict[str, object]:
     return {
-        "at_s": _rounded(one.at_s),
+        "at_s": rounded(one.at_s),
         "fault": str(one.fault),
         "kind": one.fault.kind,
         "victim": one.fault.victim,
         "beside": one.fault.beside,
-        "next_seal_s": None if one.next_seal_s is None else _rounded(one.next_seal_s),
-        "back_s": None if one.back_s is None else _rounded(one.back_s),
+        "next_seal_s": rounded(one.next_seal_s),
+        "back_s": rounded(one.back_s),
     }
 
 
 def _seconds(value: float | None) -> str:
     return "" if value is None else f"{value:.1f} s"
-
-
-def _rounded(value: float) -> float:
-    return round(value, 3)

@@ -3,20 +3,30 @@
 The same invariants as in a world, over the same records. Checkpoints are stepped through the
 arithmetic again: each must have the root that the swarm sealed. Ledgers are checked signature by
 signature, and prove every round that their node has made final itself.
+
+A node that was not there when liars were banned joins in the midst of a run with liars, told one
+address and nothing else, and follows without a seat: the manifest, the chain and the evidence come
+to it as they come to any latecomer. What it found of each ban is read out of its own trace alone.
+
+How much each peer's contributions weighed in what was sealed follows from the Gram matrices that
+were announced and the tokens of the COMMITs; nothing that a node says of itself counts.
 """
 
-import logging
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
+
 from node.holdings.checkpoints import stored_states
 from node.holdings.receipts import RECEIPTS_FILE
 from node.holdings.shard_store import ShardStore
+from node.reporting.trace_file import read_trace
 from node.reporting.tracing import (
     Adopted,
+    Began,
     Confirmed,
     Convicted,
     Record,
@@ -27,17 +37,23 @@ from node.reporting.tracing import (
 from node.state.folder import CHECKPOINTS_FOLDER, run_folder
 from node.state.keystore import has_identity, load_or_create_identity
 from node.using.ledger import RunLedger
-from protocol.errors import ConfigError, DecodeError
-from protocol.identity import Ed25519Signer, PeerId
+from protocol.errors import ConfigError, DecodeError, PeerError
+from protocol.evidence import Evidence as Conviction
+from protocol.evidence import decode_evidence
+from protocol.identity import Ed25519Signer, PeerId, Signer
 from protocol.manifest import RunManifest
+from protocol.messages import Commit, Gram, SealValue, decode_body, decode_message
+from protocol.slots import FilledSlot
+from protocol.wire import decode
 from sim.checks.accounting import OwnRounds, check_receipts
 from sim.checks.invariants import Circumstances, InvariantBroken, Invariants
 from sim.checks.leaks import Needles
+from sim.checks.seating import capped_weights, num_parts
 from sim.checks.traces import merge_traces
+from training.aggregation import AGGREGATORS, coefficients_of
+from training.aggregation.seam import scores_of
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined
-
-logger = logging.getLogger(__name__)
 
 _ANY_SEED = bytes(32)
 """Of the key that only checks signatures."""
@@ -231,3 +247,137 @@ def compare_checkpoints(
                         f"{state.name}'s of round {stored.round} is not what was sealed"
                     )
     return differing, count
+
+
+# A latecomer's word on bans ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rechecked:
+    """What one latecomer says of the bans of a run."""
+
+    node: str
+    joined: int
+    """The round whose state it took first, -1 if it came too late for any."""
+
+    bans: Mapping[PeerId, bool] = field(default_factory=dict)
+    """Whom the swarm's seals ban; whether this node's own seals do, and it holds evidence that
+    proves itself."""
+
+    num_before: int = 0
+    """Of them, those whose lie was signed for a round that was over before it came."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has checked every ban there is."""
+        return all(self.bans.values())
+
+
+def rechecked(
+    node: str, trace: Path, banned: Collection[PeerId], run: bytes, signer: Signer
+) -> Rechecked:
+    """What a latecomer's trace says of these bans; `signer` checks signatures. A trace that cannot
+    be read says nothing of any of them."""
+    held: dict[PeerId, Conviction] = {}
+    sealed: set[PeerId] = set()
+    joined = -1
+    # A node that came too late has no trace, or one without a line.
+    records = []
+    with suppress(FileNotFoundError, DecodeError):
+        records = read_trace(trace)
+    for record in records:
+        match record:
+            case Convicted():
+                with suppress(PeerError):
+                    found = decode_evidence(record.evidence.encoded, run, signer)
+                    held[found.subject] = found
+            case Synced(certificate=certificate):
+                joined = certificate.value.round if joined < 0 else joined
+                sealed.update(certificate.value.roster.banned)
+            case Adopted(certificate=certificate) | Confirmed(certificate=certificate):
+                sealed.update(certificate.value.roster.banned)
+            case Began(head=head):
+                sealed.update(head.value.roster.banned)
+            case _:
+                pass
+    bans = {peer: peer in held and peer in sealed for peer in sorted(banned)}
+    before = sum(is_shown and _is_of(held[p], joined) for p, is_shown in bans.items())
+    return Rechecked(node=node, joined=joined, bans=bans, num_before=before)
+
+
+def _is_of(evidence: Conviction, latest: int) -> bool:
+    """Whether what convicts was signed for a round up to that one."""
+    try:
+        return decode(FilledSlot, evidence.second).slot.round <= latest
+    except DecodeError:  # A VERDICT is there as a whole.
+        return decode_message(evidence.second)[0].slot.round <= latest
+
+
+# Shares in what was sealed ------------------------------------------------------------------------
+
+Grams = dict[tuple[int, int], bytes]
+"""By first and last cell of a slice."""
+
+
+def weights_of(manifest: RunManifest, records: Iterable[Record]) -> dict[PeerId, float]:
+    """Of each peer the mean, over the sealed rounds that list it, of its share in the factors that
+    the rule gave; cells that are clipped by themselves may weigh less."""
+    said: dict[bytes, dict[PeerId, Grams]] = defaultdict(lambda: defaultdict(dict))
+    convicted: set[PeerId] = set()
+    commits: dict[bytes, tuple[PeerId, Commit]] = {}
+    seals: dict[bytes, SealValue] = {}
+    for record in records:
+        if isinstance(record, Adopted):
+            seals[record.certificate.value.digest] = record.certificate.value
+        elif isinstance(record, Convicted):
+            convicted.add(record.evidence.subject)
+        elif isinstance(record, Signed):
+            try:
+                body = decode_body(record.message)
+            except DecodeError:
+                continue
+            if isinstance(body, Commit):
+                commits[record.message.digest] = (record.message.sender, body)
+            elif isinstance(body, Gram):
+                said[body.list_digest][record.peer][body.first, body.stop] = body.stats
+    told: dict[PeerId, list[float]] = defaultdict(list)
+    for value in seals.values():
+        listed = [commits[digest] for digest in value.commits if digest in commits]
+        if listed and len(listed) == len(value.commits):
+            grams: Grams = {}
+            for peer, of_peer in said[value.list_digest].items():
+                # The sealed sums came of what those said whom nobody found to lie in that.
+                grams |= {} if peer in convicted else of_peer
+            weighed = _weighed(manifest, seals.get(value.before), listed)
+            for peer, share in _shares(manifest, weighed, grams).items():
+                told[peer].append(share)
+    return {peer: sum(shares) / len(shares) for peer, shares in sorted(told.items())}
+
+
+def _weighed(
+    manifest: RunManifest, head: SealValue | None, listed: list[tuple[PeerId, Commit]]
+) -> list[tuple[PeerId, float]]:
+    """What the tokens of each weigh, by ascending sender; behind genesis that is all they are."""
+    law, found = manifest.admission, {}
+    for peer, body in sorted(listed, key=lambda one: one[0]):
+        found[peer] = body.tokens * (num_parts(head, peer, law) if head else 1)
+    if head is not None and manifest.audits.rate:
+        classes = {peer: work.device for peer, body in listed for work in body.work}
+        found = capped_weights(head, found, classes, manifest.audits.unaudited)
+    return [(peer, float(weight)) for peer, weight in found.items()]
+
+
+def _shares(
+    manifest: RunManifest, listed: list[tuple[PeerId, float]], grams: Grams
+) -> dict[PeerId, float]:
+    rows = [row for row in listed if row[1]]
+    shares = {peer: 0.0 for peer, _ in listed}
+    if not rows:
+        return shares
+    rule = AGGREGATORS[manifest.outer.aggregator](cell_elements=manifest.cell_elements)
+    weights_P = np.array([weight for _, weight in rows])
+    forms = [grams[place] for place in sorted(grams)] if rule.uses_stats else []
+    factors_P = np.abs(scores_of(coefficients_of(rule, forms, weights_P)).astype(np.float64))
+    total = float(factors_P.sum()) or 1.0
+    found = {peer: float(w) / total for (peer, _), w in zip(rows, factors_P, strict=True)}
+    return shares | found

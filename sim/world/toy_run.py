@@ -1,6 +1,7 @@
 """The run that a world plays through: a small vector instead of a model, the shipped rules."""
 
 import math
+from dataclasses import replace
 
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.identity import PeerId
@@ -8,14 +9,13 @@ from protocol.manifest import (
     ARITHMETIC_VERSION,
     WIRE_VERSION,
     CorpusSpec,
-    InnerSpec,
     ModelSpec,
-    OuterSpec,
     RunManifest,
     Setting,
     StopSpec,
     TimingSpec,
 )
+from sim.processes.recipe import INNER, OUTER
 
 CELL_ELEMENTS = 1024
 _SHORT_BY = 100
@@ -64,28 +64,8 @@ def toy_run(
             held_out_every=10,
             permutation_seed=3,
         ),
-        inner=InnerSpec(
-            inner_steps=20,
-            batch=16,
-            learning_rate=1e-3,
-            learning_rate_floor=0.1,
-            warmup_steps=1,
-            beta1=0.9,
-            beta2=0.95,
-            weight_decay=0.1,
-            clip_norm=1.0,
-            drift_max=2,
-        ),
-        outer=OuterSpec(
-            preset="diloco",
-            codec="fp16",
-            feedback=1.0,
-            aggregator="mean",
-            optimizer="nesterov",
-            learning_rate=0.7,
-            momentum=0.5,
-            overlap=1,
-        ),
+        inner=replace(INNER, learning_rate=1e-3, warmup_steps=1, beta2=0.95),
+        outer=OUTER,
         timing=timing,
         stop=StopSpec(unix_s=CREATED_UNIX_S + math.ceil(ends_after_s) if ends_after_s else 0),
     )

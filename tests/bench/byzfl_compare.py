@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from sim.bench.aggregators import made_up_updates
+from sim.bench.costs import made_up_updates
 from training.aggregation import AGGREGATORS
 from training.aggregation.gram_rules import Arc, Krum, Mean, MultiKrum
 from training.channel.child_process import ONE_BLAS_THREAD

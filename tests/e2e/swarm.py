@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from node.demo.options import DemoOptions
-from node.demo.recipe import demo_manifest
 from node.holdings.journal import CHAIN_FILE
 from node.holdings.record_log import read_records
 from node.state.folder import mark_unsigned, run_folder
@@ -22,7 +20,7 @@ from node.state.keystore import load_or_create_identity
 from protocol.manifest import RunManifest, Setting, StopSpec, sign_manifest
 from protocol.messages import SealCertificate, SealValue, SignedMessage, decode_message
 from protocol.wire import decode, encode
-from sim.local.recipe import outer_spec
+from sim.processes.recipe import outer_spec, small_manifest
 from training.methods.presets import PRESETS
 from training.models.genesis import shard_spec
 
@@ -44,8 +42,7 @@ def tiny_manifest(
 ) -> RunManifest:
     """A run of a model so small that a round takes a fraction of a second; its founder's state."""
     signer = load_or_create_identity(state)
-    options = DemoOptions(peers=2, rounds=10, seed=1, folder=state)
-    manifest = demo_manifest(options, signer.peer_id)
+    manifest = small_manifest("barnraise demo", signer.peer_id, rounds=10, seed=1)
     model = replace(manifest.model, settings=MODEL)
     shard, outer = shard_spec(model), manifest.outer
     if preset is not None:

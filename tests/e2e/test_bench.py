@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from sim.bench.moments import MOMENTS
+from sim.bench.faults import MOMENTS
 from tests.e2e.swarm import ROOT
 from tests.e2e.test_local import processes_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
-COMMAND = (sys.executable, "-P", "-m", "sim.bench", "bench")
+COMMAND = (sys.executable, "-P", "-m", "node.cli", "bench")
 SMALL = ("--peers", "3", "--elements", "200000", "--json")
 
 

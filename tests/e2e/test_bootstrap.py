@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sim.bench.processes import proportional_bytes
+from sim.processes.usage import proportional_bytes
 from tests.e2e.demo_command import environment
 from tests.e2e.node_command import COMMAND, LOOPBACK, command
 

@@ -27,7 +27,7 @@ CHAOS_S, CALM_S = int(os.environ.get("CHAOS_S", "90")), int(os.environ.get("CALM
 PEERS = 12
 SWARM = ("--peers", str(PEERS), "--elements", "20000", "--train", "1s", "--json")
 CHAOS = ("--chaos", "kill,freeze,churn", "--every", "10s")
-COMMAND = (sys.executable, "-P", "-m", "sim.local", "local")
+COMMAND = (sys.executable, "-P", "-m", "node.cli", "local")
 SLACK_S = 400
 """For the start of twelve nodes, the settling behind the last fault, and the verdict."""
 

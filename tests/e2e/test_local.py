@@ -18,7 +18,7 @@ from tests.e2e.swarm import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]
 
-COMMAND = (sys.executable, "-P", "-m", "sim.local", "local", "--json")
+COMMAND = (sys.executable, "-P", "-m", "node.cli", "local", "--json")
 SMALL = ("--elements", "5000", "--train", "0.3s")
 
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from node.demo.anchors import anchors_equal, final_checkpoint
 from node.peers.listening import full_addresses
 from node.state.folder import MANIFEST_FILE, RUNS_FOLDER
 from node.state.stored_manifest import read_signed_manifest
 from protocol.identity import Ed25519Signer
 from protocol.manifest import RunManifest
+from sim.demo.result import anchors_equal, final_checkpoint
 from tests.e2e.node_command import (
     LINK,
     LOOPBACK,

@@ -7,7 +7,6 @@ from pathlib import Path
 import trio
 import trio.testing
 
-from node.demo.events import parse_event
 from node.peers.handshake import shake_hands
 from node.plane.bulk_streams import BulkStreams
 from node.status.records import NodeStatus, PeerTable, R, RoundTable, from_plain
@@ -26,6 +25,7 @@ from protocol.identity import PeerId
 from protocol.manifest import WIRE_VERSION
 from protocol.rounds.belief import pack_senders, unpack_senders
 from protocol.wire import encode
+from sim.processes.events import parse_event
 from tests.fuzz.mutations import json_bytes
 from tests.fuzz.protocol_targets import ADDRESSES
 from tests.fuzz.target import JSON_FACTOR, PACKER_BYTES, STACK_BYTES, Target, from_bytes
@@ -199,7 +199,7 @@ TARGETS = [
     ),
     Target(
         name="event of a node",
-        covers=("node.demo.events.parse_event",),
+        covers=("sim.processes.events.parse_event",),
         read=from_bytes(_event),
         errors=(DecodeError, ValueError),
         trees=lambda: EVENTS,

@@ -3,7 +3,7 @@
 import pytest
 import trio
 
-from node.processes.first_error import first_error_nursery
+from node.processes.children import first_error_nursery
 from protocol.errors import ConfigError, StateError, first_of
 
 

@@ -14,10 +14,10 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from node.compare.runs import SIGNER, CompareOptions, runs_of
 from node.processes.children import child_environment
 from protocol.manifest import sign_manifest
 from protocol.wire import encode
+from sim.compare.main import SIGNER, CompareOptions, runs_of
 
 pytestmark = pytest.mark.slow
 

@@ -16,8 +16,7 @@ import trio
 from dht.transport import libp2p_yamux
 from dht.transport.libp2p_yamux import UNREAD_BYTES_MAX, WINDOW_BYTES_START
 from protocol.errors import BarnraiseError, LimitError
-from sim.local.shape import Shape
-from sim.local.shaper import Shaper
+from sim.processes.shaper import Shape, Shaper
 from tests.dht.loopback import MIB, Wire, only_link, open_loopback, open_wire, until, wait
 
 pytestmark = [pytest.mark.net, pytest.mark.slow]

@@ -1,11 +1,10 @@
 """Whether a node that finds no journal is new to its run, or has lost its disk (R12)."""
 
 import shutil
+from functools import partial
 from pathlib import Path
 
 from node.daemon.assembly import Node, _open_journal
-from node.demo import recipe as demo
-from node.demo.options import DemoOptions
 from node.holdings.journal import FileJournal
 from node.plane.hooks import NodeHooks
 from node.settings.run_store import found_or_resume
@@ -16,8 +15,9 @@ from node.state.stored_manifest import read_signed_manifest, store_manifest
 from node.status.board import EventLog
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
-from sim.local import recipe as local
 from sim.local.options import LocalOptions
+from sim.local.recipe import found_run
+from sim.processes.recipe import sign_run, small_manifest
 
 SIGNER = Ed25519Signer(b"r" * 32)
 TEXT = '[run]\ntitle = "t"\n[model.settings]\nwidth = 8\n'
@@ -94,11 +94,11 @@ def test_joiner_with_a_key_of_this_start_is_new_and_with_an_older_one_is_not(tmp
 
 
 def test_founders_of_demo_and_local_runs_are_new_to_them(tmp_path):
-    demo_options = DemoOptions(peers=2, rounds=1, seed=1, folder=tmp_path)
+    demo = partial(small_manifest, "barnraise demo", rounds=1, seed=1)
     local_options = LocalOptions(peers=2, folder=tmp_path, elements=4000)
     for name, founds in (
-        ("demo", lambda **places: demo.found_run(demo_options, **places)),
-        ("local", lambda **places: local.found_run(local_options, **places)),
+        ("demo", lambda **places: sign_run(demo, **places)),
+        ("local", lambda **places: found_run(local_options, **places)),
     ):
         state, path = tmp_path / name, tmp_path / f"{name}.manifest"
         founds(state=state, manifest_path=path)

@@ -8,7 +8,7 @@ import pytest
 
 from protocol.rounds import ramp
 from sim.attacks.alone import lies_named
-from sim.local.weights import weights_of
+from sim.local.verdict import weights_of
 from sim.trials.scenario import Scenario, overridden, settled
 from sim.trials.scenario_file import read_scenario
 from sim.trials.trial import Outcome, build_world, run_trial

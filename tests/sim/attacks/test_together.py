@@ -16,8 +16,8 @@ from sim.attacks.alone import TOGETHER, lies_named, lies_of_nodes
 from sim.attacks.seam import Attack, Vector
 from sim.attacks.together import Accomplice, Conspiracy
 from sim.local.local_node import LocalNode
+from sim.local.lying_node import SharingLiar
 from sim.local.options import LocalOptions
-from sim.local.sharing_liar import SharingLiar
 from sim.robustness.cases import limit_of
 from sim.trials.playing import play
 from sim.trials.scenario import overridden

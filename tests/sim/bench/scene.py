@@ -9,8 +9,8 @@ from protocol.events import ListEntry
 from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate, SealValue
-from sim.bench.made_up import Numbers
-from sim.bench.recipe import bench_manifest
+from sim.bench.staging import bench_manifest
+from sim.bench.trainer import Numbers
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
 from tests.node.builders import Voice, head_of, peers_named, roster_of

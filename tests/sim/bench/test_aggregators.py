@@ -7,7 +7,7 @@ from typer.testing import CliRunner
 
 from node.commands.app import app
 from protocol.errors import ConfigError
-from sim.bench import commands
+from sim import bench_commands as commands
 from training.aggregation import AGGREGATORS
 
 assert commands.bench_app is not None, "importing it registers the command"

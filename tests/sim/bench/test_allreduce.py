@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import trio
 
-from node.processes.first_error import first_error_nursery
+from node.processes.children import first_error_nursery
 from node.reporting.tracing import Record, Signed
 from protocol.errors import StateError
 from protocol.identity import PeerId

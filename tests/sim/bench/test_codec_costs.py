@@ -6,15 +6,14 @@ import pytest
 from rich.console import Console
 
 from protocol.errors import ConfigError
-from sim.bench.codec_costs import bench_codecs, measure
-from sim.bench.report import print_codecs
+from sim.bench.costs import bench_codecs, measure_codec, print_codecs
 from training.compression import CODECS, in_grade
 from training.kernels import arithmetic
 
 
 @pytest.mark.parametrize("name", CODECS)
 def test_codec_is_measured_with_its_size_and_its_error(name: str, seed: int) -> None:
-    result = measure(name, 300_000, seed)
+    result = measure_codec(name, 300_000, seed)
     codec = CODECS[name]()
     sizes = sum(in_grade(codec, 0, n).payload_bytes(n) for n in (1 << 18, 300_000 - (1 << 18)))
     assert result.bytes_per_param == sizes / 300_000
@@ -34,7 +33,7 @@ def test_codecs_are_measured_in_the_order_that_they_are_named_in() -> None:
 def test_table_has_a_line_for_each_codec(seed: int) -> None:
     text = StringIO()
     names = ("int4", "topk")
-    print_codecs(Console(file=text, width=100), [measure(name, 1024, seed) for name in names])
+    print_codecs(Console(file=text, width=100), [measure_codec(name, 1024, seed) for name in names])
     lines = text.getvalue().splitlines()
     assert lines[0].split()[0] == "codec"
     assert [line.split()[0] for line in lines[1:-1]] == [*names]

@@ -7,7 +7,7 @@ import pytest
 
 from node.reporting.tracing import Adopted
 from sim.bench.exactness import Exactness
-from sim.bench.made_up import Numbers, base, scale
+from sim.bench.trainer import Numbers, base, scale
 from tests.sim.bench.scene import NAMES, PEERS, Scene, manifest_at
 
 A, B, C = PEERS

@@ -10,9 +10,15 @@ import pytest
 from rich.console import Console
 
 from protocol.errors import ConfigError
-from sim.bench.link import LinkOptions, LinkResult, LinkTransfers
-from sim.bench.link_profile import OTHER, stage_of, stages_of
-from sim.bench.link_report import link_json, percentile_ms, print_link
+from sim.bench.link import (
+    LinkOptions,
+    LinkResult,
+    LinkTransfers,
+    link_json,
+    percentile_ms,
+    print_link,
+)
+from sim.bench.link_ends import OTHER, stage_of, stages_of
 
 
 @pytest.mark.parametrize(
@@ -68,7 +74,7 @@ def test_profile_is_grouped_by_stage():
 @pytest.mark.slow
 @pytest.mark.net
 def test_link_is_measured_beside_the_others():
-    command = [sys.executable, "-P", "-m", "sim.bench", "bench", "link"]
+    command = [sys.executable, "-P", "-m", "node.cli", "bench", "link"]
     words = ["--mib", "2", "--repeat", "1", "--profile", "--json"]
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])

@@ -9,7 +9,7 @@ from node.reporting.tracing import Adopted, Ended, Signed
 from protocol.messages import Kind
 from protocol.rounds import roster as rosters
 from protocol.rounds.reducers import slices
-from sim.bench.moments import MOMENTS, ROLES, FaultPlan, Stages, plan, stage, victim_of
+from sim.bench.faults import MOMENTS, ROLES, FaultPlan, Stages, plan, stage, victim_of
 from tests.node.builders import head_of, peers_named
 from tests.sim.bench.scene import Scene, manifest_at
 from tests.sim.recorded import clean_records

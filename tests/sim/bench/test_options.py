@@ -8,11 +8,20 @@ import pytest
 
 from protocol.errors import ConfigError
 from protocol.limits import MIB
-from sim.bench import needs as needs_module
-from sim.bench.needs import Needs, check_needs, memory_available, needs
-from sim.bench.options import AllreduceOptions, FaultOptions
-from sim.bench.processes import cpu_ticks, memory_bytes, proportional_bytes, resident_bytes
-from sim.bench.recipe import SLOW_BYTES_PER_S, timing
+from sim.bench.allreduce import AllreduceOptions
+from sim.bench.faults import FaultOptions
+from sim.bench.staging import SLOW_BYTES_PER_S, timing
+from sim.processes import usage as needs_module
+from sim.processes.usage import (
+    Needs,
+    check_needs,
+    cpu_ticks,
+    memory_available,
+    memory_bytes,
+    needs,
+    proportional_bytes,
+    resident_bytes,
+)
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from sim.bench.outcome import (
+from sim.bench.exactness import (
     BenchFault,
     adopted_round,
     are_equal,

@@ -2,9 +2,9 @@
 
 import pytest
 
-from node.demo.events import MethodChosen
 from protocol.errors import StateError
 from sim.bench.overlap import overlap_json, overlap_result
+from sim.processes.events import MethodChosen
 
 
 def told(

@@ -9,10 +9,9 @@ import pytest
 
 from protocol.errors import ConfigError
 from protocol.grid import MerkleTree, cell_root
-from sim.bench.path import PathOptions, PathResult, path_json, path_text
+from sim.bench.link import PathOptions, PathResult, path_json, path_text
 from sim.bench.path_end import CELL_ELEMENTS, MARK_EVERY, marked, path_run
-from sim.local.shape import Shape
-from sim.local.shaper import Line
+from sim.processes.shaper import Line, Shape
 
 LINE = Shape(bits_per_s=200e6, round_trip_s=0.06)
 
@@ -64,7 +63,7 @@ async def test_line_tells_when_so_many_bytes_are_through(autojump_clock):
 @pytest.mark.net
 def test_state_comes_over_a_line_that_breaks_with_few_bytes_more():
     """On a loaded machine it is slower, and never more bytes."""
-    command = [sys.executable, "-P", "-m", "sim.bench", "bench", "link"]
+    command = [sys.executable, "-P", "-m", "node.cli", "bench", "link"]
     words = ["--shape", "100mbit,20ms", "--mib", "64", "--break", "2", "--json"]
     done = subprocess.run([*command, *words], capture_output=True, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])

@@ -5,9 +5,7 @@ from typing import Any
 
 from rich.console import Console
 
-from sim.bench.main import not_started
-from sim.bench.options import FaultOptions
-from sim.bench.report import FaultResult, fault_json, print_faults
+from sim.bench.faults import FaultOptions, FaultResult, fault_json, not_started, print_faults
 
 
 def good(seconds: float | None) -> FaultResult:

@@ -7,9 +7,9 @@ import sys
 import pytest
 
 from protocol.errors import BarnraiseError, ConfigError, StateError
-from sim.bench.main import Interrupted, run_until_signal, until_signal
-from sim.bench.path import PathOptions, bench_path
-from sim.local.shape import shape_named
+from sim.bench.link import PathOptions, bench_path
+from sim.processes.shaper import shape_named
+from sim.processes.sitting import Interrupted, run_until_signal, until_signal
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 

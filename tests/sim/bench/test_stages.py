@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 from protocol.grid import cell_root
-from sim.bench.sampling import Sampler
-from sim.bench.stages import (
+from sim.bench.sampling import (
     _STAGES,
     OTHER,
     Profile,
+    Sampler,
     median_profile,
     named,
     read_samples,

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from protocol.errors import ConfigError
-from sim.local.chaos import (
+from sim.local.options import KINDS, LocalOptions, kinds_named
+from sim.local.swarm import (
     DOWN_S,
     EXTRA_NODES_MAX,
     STILL_S,
@@ -15,7 +16,6 @@ from sim.local.chaos import (
     Situation,
     can_spare_one,
 )
-from sim.local.options import KINDS, LocalOptions, kinds_named
 
 FIVE = ("A", "B", "C", "D", "E")
 WELL = Situation(well=FIVE, running=FIVE, gone=("F",), num_here=5, members=5, num_begun=5)

@@ -26,7 +26,7 @@ from sim.attacks.alone import (
 from sim.local.local_node import LYING_COMMAND, LocalNode
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest
-from sim.local.weights import weights_of
+from sim.local.verdict import weights_of
 from sim.world.toy_run import toy_run
 from tests.node.builders import peers_named, toy_manifest
 from tests.protocol.entry_vectors import EVIDENCE

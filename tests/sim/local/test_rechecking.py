@@ -8,19 +8,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from node.demo import events
 from node.reporting.tracing import Adopted, Began, Convicted, Record, Synced, trace_line
 from node.state.stored_manifest import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.identity import peer_id_text
 from sim.attacks.alone import Lies
-from sim.local.director import Director
 from sim.local.local_node import LocalNode
-from sim.local.main import _rechecked
+from sim.local.main import Director, _rechecked
 from sim.local.options import LocalOptions
-from sim.local.rechecking import Rechecked, rechecked
 from sim.local.report import Result, print_result
 from sim.local.swarm import LocalSwarm
+from sim.local.verdict import Rechecked, rechecked
+from sim.processes import events
 from tests.node.builders import head_of, peers_named
 from tests.protocol.entry_vectors import EVIDENCE
 from tests.sim.local.test_story import GOOD, sealed, story_of
@@ -154,11 +153,11 @@ class EndsAtOnce:
 
     log = Path("no.log")
 
-    said: tuple[str, ...] = ()
+    said: tuple[events.Event, ...] = ()
 
-    async def lines(self) -> AsyncIterator[str]:
-        for line in self.said:
-            yield line
+    async def events(self) -> AsyncIterator[events.Event]:
+        for event in self.said:
+            yield event
 
     async def exit_status(self) -> int:
         return 1

@@ -5,10 +5,10 @@ from rich.console import Console
 
 from protocol.errors import ConfigError
 from protocol.manifest import ModelSpec
-from sim.local.local_node import node_name
 from sim.local.main import run_local
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, LocalOptions, then_named
 from sim.local.recipe import local_manifest, model_settings
+from sim.processes.node_process import node_name
 from tests.node.builders import peers_named
 from training.methods.stages import make_stages
 from training.models.genesis import genesis_weights, shard_spec

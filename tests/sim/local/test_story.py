@@ -7,19 +7,17 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from node.demo import events
 from node.state.evidence_files import read_evidence
 from node.state.stored_manifest import ANY_SIGNER
 from protocol.entry_kinds import Accusation
 from protocol.identity import peer_id_text
 from sim.attacks.alone import Lies
-from sim.local.chaos import ProcessFault
 from sim.local.local_node import LocalNode
 from sim.local.options import LocalOptions
-from sim.local.progress import StoryProgress
-from sim.local.report import Result, drawn_plot, print_result, write_report
-from sim.local.story import Story
+from sim.local.report import Result, StoryProgress, drawn_plot, print_result, write_report
+from sim.local.swarm import ProcessFault, Story
 from sim.local.verdict import SwarmVerdict
+from sim.processes import events
 from tests.protocol.entry_vectors import EVIDENCE
 
 GOOD = SwarmVerdict(
@@ -69,7 +67,7 @@ def test_fault_is_over_with_a_new_round_that_another_than_its_victim_sealed(tmp_
     assert (dealt.next_seal_s, dealt.back_s) == (3.5, None)
     dealt.undone_s = 15.0
     story.heard(b, sealed(6), 16.0)
-    story.heard(a, events.DemoSynced(round=6), 17.0)
+    story.heard(a, events.StateFetched(round=6), 17.0)
     story.heard(a, sealed(7), 18.0)
     assert (dealt.next_seal_s, dealt.back_s) == (3.5, 2.0)
     assert story.seals == [(10.0, 4), (13.0, 5), (16.0, 6), (18.0, 7)]

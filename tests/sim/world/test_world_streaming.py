@@ -14,7 +14,7 @@ import pytest
 
 from node.holdings.states import round_config
 from protocol.messages import Commit
-from sim.local.recipe import outer_spec
+from sim.processes.recipe import outer_spec
 from sim.world.toy_run import toy_run
 from sim.world.trainer import SimTrainer
 from tests.node.builders import peers_named, toy_manifest
