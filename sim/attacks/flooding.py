@@ -70,7 +70,7 @@ from protocol.messages import (
     sign_message,
     slice_subject,
 )
-from sim.attacks.crowds_out import made_up
+from sim.attacks.seats import made_up
 from training.numeric.gram import wire_bytes
 
 BITS = b"\xff" * (limits.WANT_CELLS_MAX // 8)

@@ -16,9 +16,9 @@ from node.hooks import NodeHooks
 from node.state.folder import write_atomically
 from protocol.identity import PeerId, Signer
 from sim.attacks import ATTACKS
-from sim.attacks.alone import STANDS_BY_ITS_WORK
 from sim.attacks.seam import Vector
 from sim.attacks.together import Crafting
+from sim.attacks.work import STANDS_BY_ITS_WORK
 
 PATIENCE_S, LOOK_S = 2.0, 0.02
 """How long one waits for the others, and how often it looks. Before that a COMMIT is late."""

@@ -4,11 +4,7 @@ from collections.abc import Callable
 from functools import partial
 
 from sim.attacks import ATTACKS, Attack
-from sim.attacks.alie import Alie
-from sim.attacks.gaussian import Gaussian
-from sim.attacks.ipm import Ipm
-from sim.attacks.scale import Scale
-from sim.attacks.shift import Shift
+from sim.attacks.values import Alie, Gaussian, Ipm, Scale, Shift
 
 CALM = "none"
 """The row without an attack: what the defence itself costs."""

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from protocol.errors import ConfigError
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest, TimingSpec
-from sim.attacks.backdoor import TARGET, TRIGGER
 from sim.attacks.seam import Symbols
+from sim.attacks.values import TARGET, TRIGGER
 from sim.world.learning import Vector
 from sim.world.text_model import NUM_SAMPLES, NUM_SYMBOLS, TextModel
 from sim.world.toy_run import toy_run

@@ -39,7 +39,7 @@ from protocol.frames import Chain, Frame
 from protocol.gossip import Entries
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealCertificate
-from sim.attacks.wrong_sum import spoiled_gram, spoiled_sum
+from sim.attacks.work import spoiled_gram, spoiled_sum
 from sim.world.convicting import Convicting
 from sim.world.nodes import Around, NodeParts, Session, SimNode, Transfer, Wire
 from sim.world.sessions import GONE_S, send_frame

@@ -11,10 +11,10 @@ from node.cells.shard_store import ShardStore
 from protocol.errors import ConfigError
 from protocol.identity import KeyedHashSigner
 from sim.attacks import ATTACKS, Context
-from sim.attacks.alie import Alie
 from sim.attacks.alone import TOGETHER, lies_named, lies_of_nodes
 from sim.attacks.seam import Attack, Vector
 from sim.attacks.together import Accomplice, Conspiracy
+from sim.attacks.values import Alie
 from sim.local.local_node import LocalNode
 from sim.local.options import LocalOptions
 from sim.local.sharing_liar import SharingLiar

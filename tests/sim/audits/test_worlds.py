@@ -8,7 +8,7 @@ import pytest
 from protocol.entry_kinds import Accusation
 from protocol.evidence import Evidence
 from protocol.wire import decode
-from sim.attacks.lying_auditor import FindsWrong
+from sim.attacks.work import FindsWrong
 from sim.trials.outcome import Outcome
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
