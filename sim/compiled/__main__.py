@@ -37,8 +37,7 @@ NATIVE = {
     "sim/checks": "accounting accusations arithmetic bounds durability earning equality forks"
     " history invariants leaks leaving progress receipts reference stalls usage",
     "sim/trials": "blows build chaos expectations phases watching",
-    "sim/world": "assembly calendar_queue convicting devices disk edge file_bytes files links"
-    " nodes sessions sharing trace_hash transfers work world",
+    "sim/world": "disk edge files links nodes sharing timeline traffic work world",
     "training/data": "leases",
     "training/files": "durable",
     "training/numeric": "arithmetic",

@@ -9,8 +9,8 @@ from math import prod
 
 from protocol.identity import PeerId
 from sim.trials.faults import WorldFault
-from sim.world.devices import Device, Seconds
 from sim.world.links import Link
+from sim.world.nodes import Device, Seconds
 from sim.world.world import SimNode, World
 
 SLOW_LINK = Link(latency_s=(0.9, 1.1), bytes_per_s=12_500.0, loss=0.05)

@@ -15,8 +15,7 @@ from sim.attacks.alone import TOGETHER, Lies, hooks_of, lies_of_worlds
 from sim.attacks.together import Accomplice, Conspiracy
 from sim.trials.faults import member_names
 from sim.trials.scenario import Scenario
-from sim.world.devices import Device
-from sim.world.nodes import peer_named, signer_named
+from sim.world.nodes import Device, peer_named, signer_named
 from sim.world.toy_run import toy_run
 from sim.world.world import World, WorldSettings
 

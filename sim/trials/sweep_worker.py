@@ -14,7 +14,7 @@ from node.processes.interrupts import end_at_once_from_now_on
 from sim.trials.scenario import Scenario
 from sim.trials.scenario_file import scenario_of
 from sim.trials.trial import run_trial
-from sim.world.hush import hush
+from sim.world.quiet import hush
 from sim.world.sharing import shares
 
 

@@ -17,7 +17,7 @@ from sim.trials.faults import member_names
 from sim.trials.outcome import Outcome, Violation
 from sim.trials.scenario import Scenario, settled
 from sim.trials.watching import watch
-from sim.world.uncollected import uncollected
+from sim.world.quiet import uncollected
 
 if TYPE_CHECKING:
     from protocol.evidence import Evidence

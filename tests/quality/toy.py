@@ -24,7 +24,7 @@ from node.settings.run_sections import (
 )
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from sim.methods.swarms import run_swarm
+from sim.methods.compare_main import run_swarm
 from training.channel.exchange import Lease
 from training.data.corpus import Dataset, open_corpus
 from training.device.inner import accumulate_gradient, make_optimizer

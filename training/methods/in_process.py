@@ -1,7 +1,7 @@
 """Methods that no node runs yet, and `barnraise compare` does, in one process: what they are.
 
 A node seals rounds of one anchor (R7). Where replicas have weights of their own, or an anchor moves
-under those who train, there is nothing to seal: no bit promise. `sim.methods.swarms` runs them.
+under those who train, there is nothing to seal: no bit promise. `sim.methods` runs them.
 """
 
 from collections.abc import Callable, Mapping
@@ -88,7 +88,7 @@ IN_PROCESS: Mapping[str, InProcess] = {
         summary="FedCompass, more steps for faster peers, so that they come together",
         lacks="steps that are told it by others",
         instead="a_edit",
-        # The more unequal they are, the fewer steps has a round: of `sim.methods.swarms` half.
+        # The more unequal they are, the fewer steps has a round: of `sim.methods` half.
         copies=lambda peers: 2 * _both_ways(peers),
         is_assigned=True,
     ),

@@ -11,7 +11,7 @@ from node.gossip.settings import GossipSettings
 from protocol import limits
 from protocol.frames import encode_frame
 from protocol.gossip import BucketIds, Compare, Digests, Entries, GossipFrame
-from sim.crowds.gossip_book import MARK, SimBook
+from sim.crowds.gossiping import MARK, SimBook
 from tests.node.builders import peers_named
 
 A, B, C = peers_named(3)

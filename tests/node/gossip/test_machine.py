@@ -30,7 +30,7 @@ from protocol.gossip import (
     WantEntries,
 )
 from protocol.identity import PeerId
-from sim.crowds.gossip_book import MARK, SimBook
+from sim.crowds.gossiping import MARK, SimBook
 from tests.node.builders import peers_named
 from tests.protocol.strategies import values
 

@@ -18,7 +18,7 @@ from sim.attacks.values import Alie
 from sim.local.local_node import LocalNode
 from sim.local.options import LocalOptions
 from sim.local.sharing_liar import SharingLiar
-from sim.robustness.cases import limit_of
+from sim.robustness.trial import limit_of
 from sim.trials.outcome import Outcome
 from sim.trials.playing import play
 from sim.trials.scenario import overridden

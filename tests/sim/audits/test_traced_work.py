@@ -13,9 +13,8 @@ from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId
 from protocol.manifest import AuditSpec, TimingSpec
 from protocol.messages import Commit, Work, decode_body
-from sim.world.text_model import TextModel
 from sim.world.toy_run import toy_run
-from sim.world.traced_work import Traced, TracedWork
+from sim.world.trainer import TextModel, Traced, TracedWork
 from tests.protocol.entry_vectors import WORK
 from training.audits.rerun import NO_START
 from training.audits.segments import cells_of, root_of
