@@ -441,7 +441,7 @@ class KademliaDirectory:
 
     async def find(self, topic: bytes, *, holders_enough: int = 0) -> tuple[SignedRecord, ...]:
         """See `Directory.find`. Takes 1.5 to 2 s where a third of the peers is silent and round
-        trips are long (`python -m sim.crowds.meeting`); less where all answer."""
+        trips are long (`python -m sim.crowds.strangers`); less where all answer."""
         key = topic_key(topic)
         wall_s = self._wall_clock()
         found = await self._searcher.run(self._start(key, wall_s, holders_enough))

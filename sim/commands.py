@@ -23,7 +23,7 @@ app.add_typer(sim_app, name="sim")
 @sim_app.callback()
 def sim() -> None:
     """Simulate many nodes and faults in virtual time; the same seed gives the same result."""
-    from sim.world.hush import hush
+    from sim.world.quiet import hush
 
     hush()
 

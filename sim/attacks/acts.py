@@ -106,16 +106,15 @@ def _known() -> str:
     return ", ".join(KINDS)
 
 
+@dataclass(kw_only=True, eq=False)
 class Acts(Attack):
     """The vectors are honest; what is said of them, when and to whom is not."""
 
-    def __init__(self, *, blind: bool = False, act: Act) -> None:
-        super().__init__(blind=blind)
-        self._act = act
+    act: Act
 
     def hooks(self) -> NodeHooks:
         """See Attack."""
-        return Acting(self._act, self.seed, self.liars)
+        return Acting(self.act, self.seed, self.liars)
 
 
 class Acting(NodeHooks):

@@ -4,21 +4,15 @@ Its trainer's honest work is exchanged for what the attack makes of it, or what 
 sees its own work alone: what others contribute is not known before everybody has committed.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 
-import numpy as np
-
-from node.holdings.shard_store import ShardStore
 from node.plane.hooks import NodeHooks
-from protocol import limits
 from protocol.errors import ConfigError
-from protocol.grid import Layout
-from protocol.identity import PeerId, Signer
-from sim.attacks import ATTACKS, Attack, Context
+from protocol.identity import PeerId
+from sim.attacks import ATTACKS, Attack
 from sim.attacks.acts import Acts, act_named
-from sim.attacks.seam import Vector
+from sim.attacks.work import Liar
 
 TOGETHER = (
     "alie",
@@ -49,79 +43,6 @@ IN_WORLDS = INNER | {"crowds_out", "ghosts"}
 
 NEEDS_AUDITS = INNER | {"lying_auditor", "shuts_out"}
 """Attacks on what audits look at: without any they bend nothing."""
-
-STANDS_BY_ITS_WORK = frozenset({"retract"})
-"""What a liar's node does without: it takes nothing back."""
-
-HISTORY_MAX = 16
-_SHARE_OF_MOST = 0.5
-
-Rule = Callable[[Vector], Vector]
-
-
-class Past:
-    """What liars know of their earlier rounds, each fragment by itself."""
-
-    def __init__(self) -> None:
-        self._rounds: Counter[int] = Counter()
-        self._history: dict[int, list[Vector]] = {}
-
-    def context(
-        self, layout: Layout, fragment: int, luck: np.random.Generator, rule: Rule
-    ) -> Context:
-        """What they know of the next round of a fragment."""
-        cells = range(layout.num_cells(fragment))
-        return Context(
-            round=self._rounds[fragment],
-            luck=luck,
-            rule=rule,
-            slices=tuple(slice(*layout.cell_range(fragment, cell)) for cell in cells),
-            history=self._history.get(fragment, []),
-        )
-
-    def add(self, fragment: int, own_BN: Vector) -> None:
-        """Record the attackers' own vectors of a finished round."""
-        self._rounds[fragment] += 1
-        self._history[fragment] = [*self._history.get(fragment, []), own_BN][-HISTORY_MAX:]
-
-
-class Liar(NodeHooks):
-    """Bends every contribution by an attack. What it draws follows from `seed` and its key."""
-
-    def __init__(self, attack: str, seed: int = 0) -> None:
-        self.name = f"attack {attack}"
-        self._attack = ATTACKS[attack](blind=True)
-        self._seed, self._me = seed, 0
-        self._luck: np.random.Generator | None = None
-        self._past = Past()
-
-    def began(self, signer: Signer) -> None:
-        """See NodeHooks."""
-        self._me = int.from_bytes(signer.peer_id, "big")
-
-    @property
-    def without(self) -> frozenset[str]:
-        """See NodeHooks."""
-        return STANDS_BY_ITS_WORK
-
-    def contribution(
-        self, payloads: Sequence[bytes], store: ShardStore, fragment: int
-    ) -> Sequence[bytes]:
-        """What the attack makes of the own work."""
-        own_1N = store.decode(payloads, fragment=fragment)[None]
-        if self._luck is None:  # A process that starts again goes on drawing.
-            self._luck = np.random.default_rng([self._seed, self._me])
-        context = self._past.context(store.layout, fragment, self._luck, lambda rows_PN: rows_PN[0])
-        sent_N = self._attack.send(own_1N, own_1N, context)[0]
-        self._past.add(fragment, own_1N)
-        return store.encode(bounded(sent_N), fragment=fragment)
-
-
-def bounded(sent_N: Vector) -> Vector:
-    """No longer than a COMMIT may say, or nobody would take it."""
-    most = np.float32(_SHARE_OF_MOST * limits.CELL_NORM_MAX / np.sqrt(len(sent_N)))
-    bounded_N: Vector = np.clip(np.nan_to_num(sent_N), -most, most)
-    return bounded_N
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,7 +71,7 @@ from protocol.messages import (
     slice_subject,
 )
 from protocol.rounds.admission import ATTEMPTS_AHEAD_MAX
-from sim.attacks.crowds_out import made_up
+from sim.attacks.seats import made_up
 
 BITS = b"\xff" * (limits.WANT_CELLS_MAX // 8)
 SMALL_TOGETHER = 60

@@ -4,7 +4,8 @@ H honest peers, B liars, N elements of a contribution, S samples
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,27 +35,27 @@ class Context:
     """The liars' own (B, N) of earlier rounds, the newest last."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Attack:
     """Bends nothing. The liars work together: each knows what all of them know.
 
     `blind` liars see no honest vector, and take their own honest work for it.
     """
 
-    is_fresh = False
+    blind: bool = False
+
+    is_fresh: ClassVar[bool] = False
     """Whether the liars' identities come when the run is under way, and may be most of all."""
 
-    seed = 0
+    seed: int = field(default=0, init=False)
     """Of the world that it is made for: what its hooks draw follows from it."""
-    liars: frozenset[PeerId] = frozenset()
+    liars: frozenset[PeerId] = field(default=frozenset(), init=False)
     """All liars of that world, where they are known."""
-
-    def __init__(self, *, blind: bool = False) -> None:
-        self.is_blind = blind
 
     def send(self, honest_HN: Vector, own_BN: Vector, context: Context) -> Vector:
         """(B, N): what the liars send, from what their own work gave on data that `poison` has been
         at. The inputs are only read."""
-        seen_HN = own_BN if self.is_blind else honest_HN
+        seen_HN = own_BN if self.blind else honest_HN
         # What overflows is meant to: receivers must live with it.
         with np.errstate(all="ignore"):
             return self.craft(seen_HN, own_BN, context).astype(np.float32)
@@ -72,6 +73,17 @@ class Attack:
         """The samples that liars train on: contexts, and what follows them."""
         del symbols
         return context_S, next_S
+
+
+@dataclass(kw_only=True, eq=False)
+class HookedAttack(Attack):
+    """The vectors are honest; what a liar's node says of them, asks for or shows is not."""
+
+    make_hooks: Callable[[], NodeHooks]
+
+    def hooks(self) -> NodeHooks:
+        """See Attack."""
+        return self.make_hooks()
 
 
 ATTACKS: Registry[Attack] = Registry("attack")

@@ -14,8 +14,8 @@ import numpy as np
 from node.holdings.shard_store import ShardStore
 from node.plane.hooks import NodeHooks
 from protocol.identity import PeerId
-from sim.attacks.alone import HISTORY_MAX, STANDS_BY_ITS_WORK, Past, bounded
 from sim.attacks.seam import Attack, Vector
+from sim.attacks.work import HISTORY_MAX, STANDS_BY_ITS_WORK, Past, bounded
 
 Made = Mapping[PeerId, Vector]
 """What peers made of the same state: (N,) each."""

@@ -37,8 +37,7 @@ NATIVE = {
     "sim/checks": "accounting bounds forks history invariants leaks progress reference seating"
     " traces",
     "sim/trials": "chaos expectations watching",
-    "sim/world": "assembly calendar_queue convicting devices disk edge file_bytes files links"
-    " nodes sessions sharing trace_hash transfers work world",
+    "sim/world": "disk edge files links nodes sharing timeline traffic work world",
     "training/files": "durable",
     "training/numeric": "arithmetic",
     "training/outer": "optimizers",

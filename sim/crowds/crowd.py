@@ -24,12 +24,10 @@ from node.reporting.tracing import Adopted, Confirmed, Record, Synced
 from node.text.shown import json_text
 from protocol.identity import PeerId
 from protocol.manifest import TimingSpec
-from sim.world.devices import Device
-from sim.world.hush import hush
 from sim.world.links import Link
-from sim.world.nodes import peer_named
+from sim.world.nodes import Device, peer_named
+from sim.world.quiet import hush, uncollected
 from sim.world.toy_run import toy_run
-from sim.world.uncollected import uncollected
 from sim.world.world import SimNode, World, WorldSettings
 
 TRAINS = Device(train_s=(6.0, 9.0))

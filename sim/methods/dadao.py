@@ -25,8 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from protocol.errors import ConfigError
-from sim.methods.acid import chis_of
-from sim.methods.gossip import Edge
+from sim.methods.gossip import Edge, chis_of
 
 Rows = NDArray[np.float64]
 Gradient = Callable[[int, Rows], Rows]

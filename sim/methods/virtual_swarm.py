@@ -2,23 +2,193 @@
 
 A conductor lets one replica's thread go on at a time, in virtual seconds. What the loop asks for is
 what a node gives it: an outcome whose clock and lease need not be of the round behind.
+
+R clients; client r is to count with p_r in the long run, and needs T_r seconds for a round.
 """
 
 import heapq
+import threading
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from fractions import Fraction
+from math import ceil
+from types import TracebackType
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
+from protocol.errors import ConfigError, StateError
 from protocol.leases import Lease
-from sim.methods.baton import Baton
 from sim.methods.modest import MODELS_MIN, View, sample
-from sim.methods.staleness import CONSTANT, Staleness
 from training.channel.exchange import Contribution, Outcome, RunClock, RunStart
 from training.loop.replicas import MemorySession, MemoryTicket, Swarm, Weights
+from training.numeric import Registry
 from training.outer.optimizers import OuterInfo
+
+# Threads of which one runs at a time --------------------------------------------------------------
+
+Made = TypeVar("Made")
+
+
+class Baton(Generic[Made]):
+    """A thread for each of so many works, which is given its number; the conductor is the caller.
+
+    They run in the order that the conductor gives: virtual time. A thread that waits hands the
+    baton back; so whatever the machine does, a run has one history.
+
+    A context manager: behind it every thread has ended.
+    """
+
+    def __init__(self, works: int, work: Callable[[int], Made]) -> None:
+        self._work = work
+        self._go = [threading.Semaphore(0) for _ in range(works)]
+        self._back = threading.Semaphore(0)
+        self._has_ended = [False] * works
+        self._is_over = False
+        self._pool = ThreadPoolExecutor(max(1, works))
+        self._futures = [self._pool.submit(self._run, number) for number in range(works)]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._is_over = True
+        for go in self._go:
+            go.release()
+        self._pool.shutdown()
+
+    def run(self, number: int) -> bool:
+        """Let a work go on until it waits again: whether it does. Raises what it raised."""
+        if self._has_ended[number]:
+            return False
+        self._go[number].release()
+        self._back.acquire()
+        if self._has_ended[number]:
+            self._futures[number].result()
+            return False
+        return True
+
+    def wait(self, number: int) -> None:
+        """Called in the thread of that number: until the conductor lets it go on.
+
+        Raises StateError where the conductor has left.
+        """
+        self._back.release()
+        self._await(number)
+
+    def _await(self, number: int) -> None:
+        self._go[number].acquire()
+        if self._is_over:
+            raise StateError("the run is over")
+
+    def _run(self, number: int) -> Made:
+        try:
+            self._await(number)
+            return self._work(number)
+        finally:
+            self._has_ended[number] = True
+            self._back.release()
+
+
+# What a contribution weighs that comes when it is ready -------------------------------------------
+
+# FedAsync, FedBuff, FedFix. Who comes more often must weigh less each time, or the fast ones decide
+# where training ends. The weights d_r are those of Fraboni et al. 2023 (FedFix): the mean of what r
+# weighs over the server's steps, 0 in those without it, is p_r for every client.
+
+
+class Staleness(Protocol):
+    """SEAM: a factor by how many versions the anchor is behind that a contribution is against."""
+
+    def __call__(self, behind: int) -> float:
+        """1 where it is not behind, never more."""
+        ...
+
+
+STALENESS: Registry[Staleness] = Registry("staleness")
+"""Factories without arguments; the forms are FedAsync's (Xie et al. 2019)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """All count alike."""
+
+    def __call__(self, behind: int) -> float:
+        """See Staleness."""
+        del behind
+        return 1.0
+
+
+CONSTANT = Constant()
+
+
+@dataclass(frozen=True, slots=True)
+class Polynomial:
+    """(1 + behind)^-a; with a = 1/2 that of FedBuff (Nguyen et al. 2022)."""
+
+    exponent: float = 0.5
+
+    def __call__(self, behind: int) -> float:
+        """See Staleness."""
+        return float((1 + behind) ** -self.exponent)
+
+
+@dataclass(frozen=True, slots=True)
+class Hinge:
+    """1 up to so many versions behind, then 1 / (a (behind - b) + 1)."""
+
+    slope: float = 10.0
+    free: int = 4
+
+    def __call__(self, behind: int) -> float:
+        """See Staleness."""
+        return 1.0 if behind <= self.free else 1.0 / (self.slope * (behind - self.free) + 1.0)
+
+
+STALENESS.register("constant", Constant)
+STALENESS.register("polynomial", Polynomial)
+STALENESS.register("hinge", Hinge)
+
+
+def fedavg_weights(shares: Sequence[float]) -> tuple[float, ...]:
+    """Everybody comes in every step: d_r = p_r."""
+    return tuple(shares)
+
+
+def fedfix_weights(
+    shares: Sequence[float], seconds: Sequence[float], interval_s: float
+) -> tuple[float, ...]:
+    """A step each `interval_s`, of whoever came in it: d_r = p_r N_r, for r comes once in
+    N_r = ceil(T_r / interval) of them."""
+    if interval_s <= 0.0:
+        raise ConfigError(f"a step of the server each {interval_s} s; it must be more than 0")
+    turns = (ceil(Fraction(took) / Fraction(interval_s)) for took in seconds)
+    return tuple(share * turn for share, turn in zip(shares, turns, strict=True))
+
+
+def fedasync_weights(shares: Sequence[float], seconds: Sequence[float]) -> tuple[float, ...]:
+    """A step for each arrival: d_r = p_r T_r sum over s of 1 / T_s, for r makes 1 / T_r of them."""
+    arrivals = sum(1.0 / took for took in seconds)
+    return tuple(share * took * arrivals for share, took in zip(shares, seconds, strict=True))
+
+
+def fedbuff_weights(
+    shares: Sequence[float], seconds: Sequence[float], size: int
+) -> tuple[float, ...]:
+    """A step for each `size` arrivals: those of FedAsync over the size."""
+    if size < 1:
+        raise ConfigError(f"a buffer of {size} contributions; it must be 1 or more")
+    return tuple(weight / size for weight in fedasync_weights(shares, seconds))
+
+
+# Swarms -------------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 

@@ -26,7 +26,7 @@ from sim.robustness.trial import Take
 _COMMAND = (sys.executable, "-P", "-m", "sim.robustness.player")
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _OF_SIM = ("attacks", "robustness", "world")
-_NOT_PLAYED = ("report.py", "commands.py", "crew.py")
+_NOT_PLAYED = ("commands.py", "crew.py")
 """Files of `sim/robustness` that change no course."""
 
 

@@ -19,8 +19,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from protocol.manifest import ModelSpec, RunManifest, Setting
-from sim.robustness.learners import Draw, Poison
-from sim.world.learning import Vector
+from sim.robustness.game import Draw, Poison
+from sim.world.trainer import Vector
 from training.models.building import build_model
 from training.models.genesis import genesis_weights, shard_spec
 

@@ -23,8 +23,8 @@ from protocol.messages import Kind
 from protocol.rounds.roster import has_quorum
 from protocol.rounds.round_view import RoundView
 from sim.trials.faults import ANY, CLOSER, NEXT_CLOSER, WorldFault
-from sim.world.devices import Device, Seconds
 from sim.world.links import Link
+from sim.world.nodes import Device, Seconds
 from sim.world.world import SimNode, World
 
 # When: the phases of a round ----------------------------------------------------------------------

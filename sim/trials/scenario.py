@@ -15,9 +15,9 @@ from protocol.errors import ConfigError
 from protocol.manifest import TimingSpec
 from sim.attacks.alone import lies_of_worlds
 from sim.trials.faults import ALL_ROUNDS, Rule, Setting, Span, WorldFault, draw_timetable
-from sim.world.devices import Device
 from sim.world.disk import DiskSpec
 from sim.world.links import Link
+from sim.world.nodes import Device
 from training.aggregation import AGGREGATORS
 
 PEERS_MAX = 1024
@@ -29,7 +29,7 @@ DEFAULT = "mixed"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceProfile:
-    """What machines are like; see `sim.world.devices.Device`. Both clocks are drawn for each."""
+    """What machines are like; see `sim.world.nodes.Device`. Both clocks are drawn for each."""
 
     train_s: Span = (0.8, 1.4)
     compute_s: Span = (0.005, 0.015)

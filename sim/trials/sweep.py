@@ -38,7 +38,7 @@ from sim.trials.scenario import DEFAULT, Scenario, settled
 from sim.trials.scenario_file import scenario_of, scenario_text
 from sim.trials.shrink import replay_command, write_failure
 from sim.trials.trial import Outcome, Violation, run_trial
-from sim.world.hush import hush
+from sim.world.quiet import hush
 from sim.world.sharing import shares
 
 SEEDS_MAX = 10_000_000

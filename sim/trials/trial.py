@@ -24,10 +24,9 @@ from sim.trials.expectations import ExpectationBroken, FinalRounds, check_end
 from sim.trials.faults import member_names
 from sim.trials.scenario import Scenario, settled
 from sim.trials.watching import watch
-from sim.world.devices import Device
-from sim.world.nodes import peer_named, signer_named
+from sim.world.nodes import Device, peer_named, signer_named
+from sim.world.quiet import uncollected
 from sim.world.toy_run import toy_run
-from sim.world.uncollected import uncollected
 from sim.world.world import World, WorldSettings
 
 if TYPE_CHECKING:

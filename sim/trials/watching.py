@@ -13,9 +13,8 @@ from sim.checks.keeping import Hearing, Keeping
 from sim.checks.leaks import LeavingCheck
 from sim.checks.progress import ProgressCheck
 from sim.checks.reference import Reference
-from sim.world.assembly import genesis_of
 from sim.world.nodes import signer_named
-from sim.world.world import SimNode, World
+from sim.world.world import SimNode, World, genesis_of
 
 
 class Checks:

@@ -23,6 +23,7 @@ from node.reporting.tracing import (
     Advanced,
     Began,
     Confirmed,
+    Convicted,
     Diverged,
     FellBack,
     Signed,
@@ -31,18 +32,88 @@ from node.reporting.tracing import (
 from protocol import events as ev
 from protocol import limits
 from protocol.core.budgets import Budgets, Strikes, about_bytes, cost_s
+from protocol.errors import PeerError
+from protocol.evidence import Evidence, decode_evidence
 from protocol.frames import Chain, Frame
 from protocol.gossip import Entries
 from protocol.identity import PeerId, short_id
 from protocol.messages import SealCertificate
 from protocol.rounds.restart import Restart
 from protocol.rounds.round_view import RoundView
-from sim.attacks.wrong_sum import spoiled_gram, spoiled_sum
-from sim.world.convicting import Convicting
+from sim.attacks.work import spoiled_gram, spoiled_sum
 from sim.world.nodes import Around, NodeParts, Session, SimNode, Transfer, Wire
-from sim.world.sessions import GONE_S, send_frame
-from sim.world.transfers import Transfers
+from sim.world.traffic import GONE_S, Transfers, send_frame
 from sim.world.work import SimWork
+
+# Evidence -----------------------------------------------------------------------------------------
+
+BANNED = "banned from this run"
+
+
+class Convicting:
+    """What one process knows of liars: evidence is kept, passed on once, and told to the core; who
+    is banned for it has no link. Its disk keeps the evidence.
+
+    It does what `node.shared_state` and gossip do with evidence, without all their other entries:
+    linked peers push what is new, and tell a new neighbour what they hold.
+    """
+
+    def __init__(self, world: Around, node: SimNode, strikes: Strikes) -> None:
+        self._world, self._node, self._strikes = world, node, strikes
+        self._run = node.core.manifest.digest
+
+    def begin(self) -> None:
+        """The core hears again of what the disk holds."""
+        self._tell(tuple(self._node.disk.evidence.values()))
+        self.look()
+
+    def found(self, evidence: Evidence) -> None:
+        """Evidence that was checked: keep it, and pass it on if it is news."""
+        held, node = self._node.disk.evidence, self._node
+        if evidence.subject in held:
+            return
+        held[evidence.subject] = evidence
+        at_s = self._world.now_s
+        self._world.emit(Convicted(at_s=at_s, peer=node.peer, evidence=evidence))
+        send_frame(self._world, node, tuple(node.wires), _told(evidence))
+        self._tell((evidence,))
+
+    def heard(self, source: PeerId, frame: Entries) -> None:
+        """Evidence that a peer passed on: nobody's word is taken for it."""
+        signer = self._node.core.signer
+        for encoded in frame.entries:
+            try:
+                self.found(decode_evidence(encoded, self._run, signer))
+            except PeerError as error:
+                self._world.accuse(self._node, source, f"entry: {error.strike}")
+                return
+
+    def linked(self, peer: PeerId) -> None:
+        """A new neighbour may not know."""
+        for _, evidence in sorted(self._node.disk.evidence.items()):
+            send_frame(self._world, self._node, (peer,), _told(evidence))
+
+    def look(self) -> None:
+        """Nobody who is banned has a link; a node that is banned itself ends."""
+        node, banned = self._node, self._node.core.machine.head.roster.banned
+        if node.peer in banned:
+            self._world.ended(node, BANNED)
+            return
+        for peer in self._strikes.ban(banned):
+            self._world.hang_up(node, peer, float("inf"))
+
+    def _tell(self, evidence: tuple[Evidence, ...]) -> None:
+        if evidence:
+            self._world.push(
+                self._world.now_s, self._node, self._node.tell, ev.EvidenceHeld(evidence)
+            )
+
+
+def _told(evidence: Evidence) -> Entries:
+    return Entries(is_push=True, entries=(evidence.encoded,))
+
+
+# Events and actions -------------------------------------------------------------------------------
 
 LEAVE_S = 0.2
 """As `node.daemon.running`: for the LEAVE to reach the peers before the streams close."""

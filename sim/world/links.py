@@ -1,7 +1,7 @@
 """The made-up network of a world: when what is sent arrives, if it does, and how often.
 
 One seeded stream per direction of a link, so that a new node changes no other pair's luck. A
-direction knows nothing of conversations: those are `sim.world.sessions`.
+direction knows nothing of conversations: those are `sim.world.traffic`.
 """
 
 import math

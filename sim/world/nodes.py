@@ -1,4 +1,5 @@
-"""One simulated node as others see it, what it asks of the world around it, and its name.
+"""One simulated node as others see it, its machine, what it asks of the world around it, and its
+name.
 
 What a node does with events and actions is `sim.world.edge`.
 """
@@ -25,13 +26,80 @@ from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
 from protocol.rounds.restart import Restart
 from sim.attacks.together import Conspiracy
-from sim.world.devices import Clock, Device
 from sim.world.disk import Disk, DiskSpec
-from sim.world.labour import Labour
-from sim.world.learning import Vector
 from sim.world.links import Direction, Network
 from sim.world.sharing import Shared
-from sim.world.trainer import SimTrainer
+from sim.world.trainer import SimTrainer, Vector
+
+# Machines -----------------------------------------------------------------------------------------
+
+Seconds = tuple[float, float]
+"""A range from which a duration is drawn, uniformly."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """One machine. The defaults are a desktop that does nothing else.
+
+    `train_s` is a round's training, `compute_s` one task of the worker thread, `ready_s` the start
+    of the trainer. Its monotonic clock runs `clock_rate` times as fast as the world's; its wall
+    clock is `wall_offset_s` ahead. With chance `nap` a round of training is interrupted: the whole
+    machine stands still for `nap_s`, as a laptop whose lid is closed.
+    """
+
+    train_s: Seconds = (0.8, 1.4)
+    compute_s: Seconds = (0.005, 0.015)
+    ready_s: Seconds = (0.1, 0.5)
+    checkpoint_s: Seconds = (0.0, 1.0)
+    """From an adopted round to its checkpoint; what is adopted meanwhile replaces it."""
+
+    clock_rate: float = 1.0
+    wall_offset_s: float = 0.0
+    nap: float = 0.0
+    nap_s: Seconds = (1.0, 6.0)
+
+    def __post_init__(self) -> None:
+        for name in ("train_s", "compute_s", "ready_s", "checkpoint_s", "nap_s"):
+            low, high = getattr(self, name)
+            if not 0.0 <= low <= high:
+                raise ValueError(f"{name}: {low}..{high} is no range of seconds")
+        if not 0.1 <= self.clock_rate <= 10.0:
+            raise ValueError(f"clock_rate: {self.clock_rate} is not within 0.1..10")
+        if not 0.0 <= self.nap <= 1.0:
+            raise ValueError(f"nap: {self.nap} is no chance")
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A machine's monotonic clock: where it started, and how fast it runs."""
+
+    offset_s: float
+    rate: float
+
+    def own_s(self, world_s: float) -> float:
+        """What it shows at that time of the world."""
+        return self.offset_s + self.rate * world_s
+
+    def world_s(self, own_s: float) -> float:
+        """The time of the world at which it shows that."""
+        return (own_s - self.offset_s) / self.rate
+
+
+@dataclass(slots=True)
+class Labour:
+    """What all trainers of a world did, in rounds of one peer: for themselves, and again for
+    audits."""
+
+    trained: int = 0
+    audited: float = 0.0
+
+    @property
+    def share(self) -> float:
+        """Audits, in parts of what was trained."""
+        return self.audited / max(1, self.trained)
+
+
+# Nodes --------------------------------------------------------------------------------------------
 
 Call = Callable[..., object]
 """What happens to a node; called with its arguments when the time has come."""
@@ -44,14 +112,13 @@ class WorldSettings:
     `is_signing_for_real` takes Ed25519 in place of keyed hashes, `is_encoding` sends every frame
     and header through its wire form. `rare` is the chance that a named rare branch is taken
     (`protocol.rounds.rare`). `trainer` is what nodes learn: a made-up drift, or a small model on
-    text (`sim.world.text_model`). `linger_s` is how long a node serves its peers after the last
-    round; if it is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what each
-    gives joiners of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from
-    the start, as in a run that is old already: open runs admit few voters in sixteen rounds.
-    `liars` are bent; a `conspiracy` of theirs hears of all that is made. `costs_time` says that
-    frames keep a node's loop busy, for as long as `protocol.core.budgets` puts them at: where
-    somebody floods it. `is_sharing` has equal results worked out once for all nodes
-    (`sim.world.sharing`).
+    text (`sim.world.trainer`). `linger_s` is how long a node serves its peers after the last round;
+    if it is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what each gives
+    joiners of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from the
+    start, as in a run that is old already: open runs admit few voters in sixteen rounds. `liars`
+    are bent; a `conspiracy` of theirs hears of all that is made. `costs_time` says that frames keep
+    a node's loop busy, for as long as `protocol.core.budgets` puts them at: where somebody floods
+    it. `is_sharing` has equal results worked out once for all nodes (`sim.world.sharing`).
     """
 
     is_signing_for_real: bool = False

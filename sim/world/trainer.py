@@ -1,27 +1,179 @@
-"""The trainer process of a simulated node: real error feedback around whatever it learns.
+"""What simulated nodes learn, and the trainer process that learns it.
 
-What it does at a start and with an outcome is `training.loop.diloco`'s, so that a restart hands
-over the same bytes again, and a residual is taken over, given back or dropped as there (R6).
+    N elements of the shard   K symbols   C contexts   B samples of a step
+
+A Learner makes up a drift, or trains a small model of text; in runs with audits it does so in
+segments. The trainer puts real error feedback around it.
 """
 
 import copy
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
+from node.plane.hooks import NodeHooks
 from protocol import events as ev
+from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId
-from protocol.leases import Lease
+from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.rounds.fates import Fates
-from protocol.segments import TRACES_KEPT, cells_of
-from sim.world.learning import Learned as Learned
-from sim.world.learning import Learner as Learner
-from sim.world.learning import Vector as Vector
-from sim.world.traced_work import Traced, TracedWork
+from protocol.segments import TRACES_KEPT, cells_of, encoded_end, root_of, vectors_of
+from training.audits.traces import NO_START
 from training.compression import Encoded, ErrorFeedback, make_codec, with_grades
+
+# The seam -----------------------------------------------------------------------------------------
+
+Vector = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """What a round of training gives: the pseudo-gradient, and the mean loss if there is one."""
+
+    drift_N: Vector
+    loss: float | None = None
+
+
+Learner = Callable[[Vector, Lease, random.Random], Learned]
+"""SEAM: trains from an anchor, which it must not write to, on leased samples."""
+
+
+# A round in segments, each of which anybody can run again (R10) -----------------------------------
+
+Bend = Callable[[int, Vector, Vector], Vector]
+
+MOMENTS = 1
+DAMPING = np.float32(0.25)
+"""Of the momentum from one segment to the next."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A round of training: what it leaves, and all states on the way, by root."""
+
+    done: ev.WorkDone
+    states: dict[bytes, tuple[bytes, ...]]
+    before_N: Vector | None
+    after_N: Vector
+    weights_N: Vector
+    loss: float | None
+
+
+class TracedWork:
+    """The inner loop in segments for one manifest, one's own rounds or those of others.
+
+    A segment trains on its share of the lease, from weights and one vector of momentum; what it
+    draws follows from run, round, peer and segment. A state at a boundary is float32: so whoever
+    begins with its bytes goes on exactly as its owner did.
+    """
+
+    def __init__(self, manifest: RunManifest, learner: Learner) -> None:
+        self._manifest, self._learner = manifest, learner
+        self._layout = manifest.layout(0)
+        self.segments = manifest.audits.segments
+        self.bend: Bend = NodeHooks().trained
+        """What becomes of the own weights behind a segment."""
+
+    def train(
+        self,
+        anchor_N: Vector,
+        moments_N: Vector | None,
+        lease: Lease,
+        place: tuple[int, PeerId],
+    ) -> Traced:
+        """A whole round: `place` is which, and whose."""
+        weights_N, moving_N = anchor_N, self._begun(moments_N)
+        trace, states, losses = [], {}, []
+        for segment in range(self.segments + 1):
+            cells = cells_of(self._layout, (weights_N, moving_N))
+            trace.append(root_of(cells))
+            states[trace[-1]] = cells
+            if segment < self.segments:
+                before_N = weights_N
+                weights_N, moving_N, loss = self._run(weights_N, moving_N, lease, place, segment)
+                weights_N = self.bend(segment, before_N, weights_N)
+                losses += [] if loss is None else [loss]
+        before = EMPTY_ROOT if moments_N is None else self._root(moments_N)
+        done = ev.WorkDone(trace=tuple(trace), before=before, after=self._root(moving_N))
+        loss = float(np.mean(losses)) if losses else None
+        return Traced(done, states, moments_N, moving_N, weights_N, loss)
+
+    def again(
+        self,
+        task: ev.Rerun,
+        state: tuple[bytes, ...],
+        residual: tuple[bytes, ...],
+        anchor_N: Vector,
+    ) -> bytes:
+        """What names the end of a segment that begins with these cells; empty where nobody here can
+        tell, for nothing is known of what its owner inherited."""
+        work = task.commit.work[0]
+        weights_N, moving_N = vectors_of(self._layout, state)
+        residuals = vectors_of(self._layout, residual)
+        if not all(np.isfinite(vector_N).all() for vector_N in (weights_N, moving_N, *residuals)):
+            return NO_START  # No honest trainer goes on with such numbers.
+        if task.segment in (0, self.segments) and not task.inherited:
+            return b""
+        if task.segment == 0 and not self._is_start(task, weights_N, moving_N, anchor_N):
+            return NO_START
+        if task.segment < self.segments:
+            place = (task.round, task.sender)
+            weights_N, moving_N, _ = self._run(weights_N, moving_N, task.lease, place, task.segment)
+            return root_of(cells_of(self._layout, (weights_N, moving_N)))
+        if (work.before, task.commit.residual_before) not in task.inherited:
+            return NO_START
+        outer = self._manifest.outer
+        width = self._layout.cell_elements
+        feedback = ErrorFeedback(make_codec(outer), outer.feedback, cell_elements=width)
+        feedback.restore(residuals[0] if residuals else None)
+        try:
+            with np.errstate(all="ignore"):
+                encoded = feedback.encode(anchor_N - weights_N)
+        except ValueError:
+            return NO_START  # Not finite: nobody can have sent that.
+        return encoded_end(root_of(encoded.payloads), encoded.residual_after, self._root(moving_N))
+
+    def _is_start(
+        self, task: ev.Rerun, weights_N: Vector, moving_N: Vector, anchor_N: Vector
+    ) -> bool:
+        """Whether it begins with the sealed anchor, and with what its owner had."""
+        before = task.commit.work[0].before
+        is_own = before == self._root(moving_N) or (before == EMPTY_ROOT and not moving_N.any())
+        is_known = (before, task.commit.residual_before) in task.inherited
+        return is_own and is_known and weights_N.tobytes() == anchor_N.tobytes()
+
+    def _run(
+        self,
+        weights_N: Vector,
+        moving_N: Vector,
+        lease: Lease,
+        place: tuple[int, PeerId],
+        segment: int,
+    ) -> tuple[Vector, Vector, float | None]:
+        size = lease_size(lease)
+        first, stop = (size * number // self.segments for number in (segment, segment + 1))
+        share = part_of_lease(lease, first, stop - first)
+        round_index, peer = place
+        name = f"{self._manifest.digest.hex()}/{round_index}/{peer.hex()}/{segment}"
+        # What liars make of the anchor, or show to auditors, may overflow: an end like others.
+        with np.errstate(all="ignore"):
+            learned = self._learner(weights_N, share, random.Random(name))
+            moving_N = DAMPING * moving_N + learned.drift_N
+            return weights_N - moving_N, moving_N, learned.loss
+
+    def _begun(self, moments_N: Vector | None) -> Vector:
+        zeros_N: Vector = np.zeros(self._layout.numel, dtype=np.float32)
+        return zeros_N if moments_N is None else moments_N
+
+    def _root(self, moments_N: Vector) -> bytes:
+        return root_of(cells_of(self._layout, (moments_N,)))
+
+
+# The trainer --------------------------------------------------------------------------------------
 
 INNER_STATES_KEPT = 3
 """As `training.loop.inner_state`, whose module needs torch."""
@@ -55,7 +207,11 @@ class Flight:
 
 
 class SimTrainer:
-    """One trainer. Rounds are those that are trained for; anchors and drifts are of the shard."""
+    """One trainer. Rounds are those that are trained for; anchors and drifts are of the shard.
+
+    What it does at a start and with an outcome is `training.loop.diloco`'s, so that a restart hands
+    over the same bytes again, and a residual is taken over, given back or dropped as there (R6).
+    """
 
     def __init__(self, manifest: RunManifest, learner: Learner, peer: PeerId | None = None) -> None:
         self._learner, self._peer = learner, peer or PeerId(bytes(32))
@@ -352,6 +508,9 @@ class SimTrainer:
         return False
 
 
+# Learners -----------------------------------------------------------------------------------------
+
+
 def drift(anchor_N: Vector, lease: Lease, stream: random.Random) -> Learned:
     """A made-up pseudo-gradient: a pull towards one, unequal on every peer and round."""
     del lease
@@ -359,3 +518,97 @@ def drift(anchor_N: Vector, lease: Lease, stream: random.Random) -> Learned:
     noise_N = generator.random(len(anchor_N), dtype=np.float32) - np.float32(0.5)
     drift_N: Vector = np.float32(0.1) * (anchor_N - np.float32(1.0)) + np.float32(0.01) * noise_N
     return Learned(drift_N)
+
+
+NUM_SYMBOLS = 8
+NUM_SAMPLES = 1 << 15
+LEARNING_RATE = 4.0
+"""Of the inner steps: a row of logits gets its own share of a batch only, some sixtieth."""
+
+BRANCHES = 3
+"""So many symbols follow a context often; entropy is then well below that of any symbol."""
+
+
+class TextModel:
+    """A Learner: a small real model of who follows whom in a text made from the seed.
+
+    The whole shard is one table of K logits for each context; a context is the last two symbols, or
+    the last one where the shard is small. Softmax over a row, cross-entropy, plain gradient
+    descent: the gradient is exact, and a round is H steps on the leased samples. numpy alone; `exp`
+    and `log` are numpy's, so that losses and traces are equal where numpy's build is.
+    """
+
+    def __init__(self, manifest: RunManifest, seed: int) -> None:
+        """All nodes of a world share one: it holds the text and nothing that is learned."""
+        numel = manifest.layout(0).numel
+        self._order = 2 if numel >= NUM_SYMBOLS**3 else 1
+        self._num_contexts = NUM_SYMBOLS**self._order
+        if numel < self._num_contexts * NUM_SYMBOLS:
+            raise ValueError(f"a model of {numel} elements is too small for a model of text")
+        self._steps = manifest.inner.inner_steps
+        self._batch = manifest.inner.batch
+        self.context_B, self.next_B = _text(random.Random(f"{seed}/text"), self._order)
+
+    @property
+    def entropy(self) -> float:
+        """What no model of this order gets below on this text, nats per symbol."""
+        counts_CK = np.zeros((self._num_contexts, NUM_SYMBOLS))
+        np.add.at(counts_CK, (self.context_B, self.next_B), 1.0)
+        shares_CK = counts_CK / np.maximum(counts_CK.sum(axis=1, keepdims=True), 1.0)
+        logs_CK = np.log(np.maximum(shares_CK, 1e-300))
+        return float(-(counts_CK * logs_CK).sum() / counts_CK.sum())
+
+    def loss(self, anchor_N: Vector) -> float:
+        """Mean cross-entropy of the whole text, nats per symbol."""
+        rows_BK = self._table(anchor_N)[self.context_B]
+        return float(_losses(rows_BK, self.next_B).mean())
+
+    def __call__(self, anchor_N: Vector, lease: Lease, stream: random.Random) -> Learned:
+        """See Learner: H steps of gradient descent; the mean loss over them."""
+        del stream
+        samples = np.concatenate([np.arange(first, stop) for first, stop in lease])
+        table_CK = self._table(anchor_N).astype(np.float64)
+        losses = []
+        for step in range(self._steps):
+            chosen_B = samples[step * self._batch : (step + 1) * self._batch] % NUM_SAMPLES
+            if not len(chosen_B):
+                break  # The lease of the last round may be short.
+            context_B, next_B = self.context_B[chosen_B], self.next_B[chosen_B]
+            rows_BK = table_CK[context_B]
+            losses.append(_losses(rows_BK, next_B).mean())
+            gradient_BK = _softmax(rows_BK)
+            gradient_BK[np.arange(len(next_B)), next_B] -= 1.0
+            np.subtract.at(table_CK, context_B, LEARNING_RATE / len(next_B) * gradient_BK)
+        drift_N = np.zeros_like(anchor_N)
+        used_N = table_CK.reshape(-1).astype(np.float32)
+        drift_N[: len(used_N)] = anchor_N[: len(used_N)] - used_N
+        return Learned(drift_N, float(np.mean(losses)))
+
+    def _table(self, anchor_N: Vector) -> Vector:
+        size = self._num_contexts * NUM_SYMBOLS
+        return anchor_N[:size].reshape(self._num_contexts, NUM_SYMBOLS)
+
+
+def _softmax(rows_BK: NDArray[np.float64]) -> NDArray[np.float64]:
+    shifted_BK = np.exp(rows_BK - rows_BK.max(axis=1, keepdims=True))
+    shares_BK: NDArray[np.float64] = shifted_BK / shifted_BK.sum(axis=1, keepdims=True)
+    return shares_BK
+
+
+def _losses(rows_BK: NDArray[np.floating], next_B: NDArray[np.int64]) -> NDArray[np.float64]:
+    shares_BK = _softmax(rows_BK.astype(np.float64))
+    losses_B: NDArray[np.float64] = -np.log(shares_BK[np.arange(len(next_B)), next_B])
+    return losses_B
+
+
+def _text(stream: random.Random, order: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Contexts and what follows them, in the order of the text."""
+    likely = [stream.choices(range(NUM_SYMBOLS), k=BRANCHES) for _ in range(NUM_SYMBOLS**order)]
+    context, contexts, following = 0, [], []
+    for _ in range(NUM_SAMPLES):
+        is_likely = stream.random() < 0.9
+        symbol = stream.choice(likely[context]) if is_likely else stream.randrange(NUM_SYMBOLS)
+        contexts.append(context)
+        following.append(symbol)
+        context = (context * NUM_SYMBOLS + symbol) % NUM_SYMBOLS**order
+    return np.array(contexts, dtype=np.int64), np.array(following, dtype=np.int64)

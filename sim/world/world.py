@@ -12,39 +12,198 @@ flow control.
 
 import random
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf
+from struct import pack
+
+import numpy as np
+from blake3 import blake3
 
 from node.holdings.recovery import recover
+from node.holdings.shard_store import ShardStore
 from node.holdings.states import round_config
-from node.reporting.tracing import Accused, Ended, Record, Tracer
+from node.reporting.tracing import (
+    Accused,
+    Adopted,
+    Advanced,
+    Began,
+    Confirmed,
+    Convicted,
+    Ended,
+    FellBack,
+    Record,
+    Signed,
+    Synced,
+    Tracer,
+)
 from protocol import events as ev
+from protocol.core.node_core import NodeCore
 from protocol.identity import KeyedHashSigner, PeerId, Signer, short_id
 from protocol.manifest import RunManifest
+from protocol.messages import Roster, SealCertificate, SeatRecord
+from protocol.rounds.chain import genesis
+from protocol.rounds.rare import Rare, never
+from protocol.rounds.round_config import as_it_is
 from protocol.rounds.round_view import RoundConfig
-from sim.world.assembly import Owned, assemble
-from sim.world.calendar_queue import CalendarQueue
-from sim.world.devices import Device
 from sim.world.disk import Disk
 from sim.world.edge import Edge
-from sim.world.labour import Labour
 from sim.world.links import Link, Network
 from sim.world.nodes import (
     Around,
     Call,
+    Clock,
+    Device,
+    Labour,
+    NodeParts,
     SimNode,
     Wire,
     WorldSettings,
     peer_named,
     signer_named,
 )
-from sim.world.sessions import Sessions
-from sim.world.sharing import Shared
-from sim.world.text_model import TextModel
-from sim.world.trace_hash import TraceHash
-from sim.world.trainer import Learner, SimTrainer, drift
+from sim.world.sharing import Shared, SharedStore
+from sim.world.timeline import CalendarQueue
+from sim.world.traffic import Sessions
+from sim.world.trainer import MOMENTS, Learner, SimTrainer, TextModel, drift
 
 __all__ = ["Device", "Link", "SimNode", "World", "WorldSettings", "peer_named", "signer_named"]
+
+# A process, made of what its peer owns; nothing runs yet ------------------------------------------
+
+DEVICE_CLASS = "simulated"
+"""All machines of a world compute equal bits."""
+
+CLOCK_START_S = (1e3, 1e6)
+"""Where a machine's monotonic clock may stand: it counts from its boot, and nobody knows when."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owned:
+    """What stays of a peer from one process to the next."""
+
+    signer: Signer
+    config: RoundConfig
+    device: Device
+    disk: Disk
+    trainer: SimTrainer
+
+
+def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, SealCertificate]:
+    """The machines of a process, and the genesis that they start from; as
+    `node.daemon.assembly`."""
+    manifest, path = world.manifest, short_id(peer)
+    clock = Clock(world.luck(f"clock/{path}").uniform(*CLOCK_START_S), owned.device.clock_rate)
+    anchor_N = np.zeros(manifest.layout(0).numel, dtype=np.float32)
+    shared = world.shared
+    store = (
+        ShardStore(manifest, 0, anchor_N)
+        if shared is None
+        else SharedStore(manifest, 0, anchor_N, shared)
+    )
+    store.find_file = lambda index, digest: owned.disk.journal.find_result(index, digest)
+    start = genesis_of(manifest, store.state.root, world.settings.seated)
+    liar = world.settings.liars.get(peer)
+    config = replace(
+        owned.config,
+        rare=_rare(world, path),
+        device=DEVICE_CLASS,
+        moments=MOMENTS,
+        derived=shared,
+        tail=0,
+        bend=as_it_is if liar is None else liar.said,
+    )
+    core = NodeCore(manifest, config, owned.signer, start, now_s=clock.own_s(world.now_s))
+    parts = NodeParts(
+        core=core,
+        store=store,
+        trainer=owned.trainer,
+        disk=owned.disk,
+        device=owned.device,
+        clock=clock,
+    )
+    return parts, start
+
+
+def genesis_of(manifest: RunManifest, root: bytes, seated: Sequence[PeerId]) -> SealCertificate:
+    """Genesis; with `seated` all of them vote from the start, and are equally old."""
+    start = genesis(manifest, 0, root)
+    if not seated:
+        return start
+    seats = tuple(
+        SeatRecord(peer=peer, seated=0, voter_since=0, proved=0, absent=0)
+        for peer in sorted(seated)
+    )
+    roster = Roster(seats=seats, window=(0,))
+    return SealCertificate(value=replace(start.value, roster=roster), seals=())
+
+
+def _rare(world: Around, path: str) -> Rare:
+    chance = world.settings.rare
+    if not chance:
+        return never
+    stream = world.luck(f"rare/{path}")
+
+    def rare(name: str) -> bool:
+        del name
+        return stream.random() < chance
+
+    return rare
+
+
+# What happened, as a digest -----------------------------------------------------------------------
+
+
+class TraceHash:
+    """Takes records and verbs as they happen, each with its virtual time: two worlds with the same
+    digest did the same."""
+
+    def __init__(self) -> None:
+        self._hasher = blake3()
+
+    def record(self, record: Record) -> None:
+        """A node did something."""
+        update = self._hasher.update
+        update(type(record).__name__.encode() + pack("<d", record.at_s) + record.peer)
+        update(_told(record))
+
+    def verb(self, at_s: float, name: str, peers: tuple[PeerId, ...]) -> None:
+        """Somebody did something to nodes or links."""
+        self._hasher.update(pack("<d", at_s) + name.encode() + b" " + b"".join(peers))
+
+    @property
+    def hex(self) -> str:
+        """The digest so far, in letters."""
+        return self._hasher.hexdigest()
+
+
+def _told(record: Record) -> bytes:
+    """What the digest takes of a record besides its kind, time and node."""
+    match record:
+        case Signed(message=message):
+            return message.digest
+        case Began(head=head, is_lost=is_lost):
+            return head.value.digest + bytes([is_lost])
+        case (
+            Adopted(certificate=certificate, root=root, was_listed=was_listed)
+            | Advanced(certificate=certificate, root=root, was_listed=was_listed)
+        ):
+            return certificate.value.digest + root + bytes([was_listed])
+        case (
+            Synced(certificate=certificate, root=root)
+            | Confirmed(certificate=certificate, root=root)
+        ):
+            return certificate.value.digest + root
+        case FellBack(final=final, lost=lost):
+            return final.value.digest + lost.value.digest
+        case Accused(of=of, reason=reason):
+            return of + reason.encode()
+        case Convicted(evidence=evidence):
+            return evidence.entry_id
+        case _:
+            return str(getattr(record, "reason", "")).encode()
+
+
+# Nodes, links and time ----------------------------------------------------------------------------
 
 Trigger = Callable[["World", SimNode, ev.CoreAction | None], None]
 """Asked before each action of a node, and with None after all actions of an event."""

@@ -4,8 +4,8 @@ import sys
 
 import pytest
 
-from sim.methods.compass_swarm import CompassSwarm
-from sim.methods.swarms import swarm_of
+from sim.methods.compare_main import swarm_of
+from sim.methods.compass import CompassSwarm
 from tests.quality.toy import REPLICAS, loss_of_swarm, toy
 
 

@@ -11,9 +11,7 @@ from functools import cache
 import pytest
 import torch
 
-from sim.methods.gossip import Mixing, Pairwise
-from sim.methods.gossip_swarm import GossipSwarm
-from sim.methods.variance import Corrected
+from sim.methods.gossip import Corrected, GossipSwarm, Mixing, Pairwise
 from tests.quality.toy import dataset_of, toy, train_replica
 from training.device.inner import validation_loss
 from training.loop.replicas import MemorySession, run_replicas

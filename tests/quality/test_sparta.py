@@ -5,7 +5,7 @@ import sys
 import pytest
 import torch
 
-from sim.methods.swarms import run_swarm, swarm_of
+from sim.methods.compare_main import run_swarm, swarm_of
 from tests.quality.toy import HELD_OUT_WINDOWS, dataset_of, toy, train_replica
 from training.device.inner import validation_loss
 from training.evaluation.yardstick import model_of

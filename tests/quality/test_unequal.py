@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 import torch
 
-from sim.methods.staleness import fedbuff_weights, fedfix_weights
-from sim.methods.virtual_swarm import AsyncSwarm
+from sim.methods.virtual_swarm import AsyncSwarm, fedbuff_weights, fedfix_weights
 from tests.quality.unequal import Problem, networks, quadratics
 from training.loop.replicas import Swarm
 

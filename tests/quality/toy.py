@@ -25,7 +25,7 @@ from node.settings.sections import (
 from protocol.identity import PeerId
 from protocol.leases import Lease
 from protocol.manifest import RunManifest
-from sim.methods.swarms import run_swarm
+from sim.methods.compare_main import run_swarm
 from training.data.corpus import Dataset, open_corpus
 from training.device.inner import accumulate_gradient, make_optimizer, validation_loss
 from training.evaluation.yardstick import model_of

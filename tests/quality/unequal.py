@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from protocol.grid import ShardSpec
 from protocol.manifest import RunManifest
-from sim.methods.swarms import run_swarm
+from sim.methods.compare_main import run_swarm
 from tests.training.quadratics import quadratic_manifest
 from training.loop.diloco import DiLoCo
 from training.loop.replicas import MemorySession, Swarm, Weights

@@ -11,9 +11,9 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from sim.checks.invariants import ALL
 from sim.trials.watching import watch
-from sim.world.devices import Device
 from sim.world.edge import Edge
 from sim.world.links import Link
+from sim.world.nodes import Device
 from sim.world.world import SimNode, World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 

@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from node.settings.check import check_run_file
 from protocol.manifest import RunManifest
-from sim.methods.swarms import run_swarm, swarm_of
+from sim.methods.compare_main import run_swarm, swarm_of
 from tests.training.devices import assert_same_moments
 from tests.training.elsewhere import DEVICE, Elsewhere
 from tests.training.replicas import random_windows, small_manifest

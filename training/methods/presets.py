@@ -15,8 +15,7 @@ from training.numeric import Registry
 # Methods that no node runs yet, and `barnraise compare` does, in one process ---------------------
 #
 # A node seals rounds of one anchor (R7). Where replicas have weights of their own, or an anchor
-# moves under those who train, there is nothing to seal: no bit promise. `sim.methods.swarms` runs
-# them.
+# moves under those who train, there is nothing to seal: no bit promise. `sim.methods` runs them.
 
 SAM_RADIUS = 0.05
 """Of sharpness-aware minimization, within the 0.01 to 0.1 of DFedSAM's authors."""
@@ -99,7 +98,7 @@ IN_PROCESS: Mapping[str, InProcess] = {
         summary="FedCompass, more steps for faster peers, so that they come together",
         lacks="steps that are told it by others",
         instead="a_edit",
-        # The more unequal they are, the fewer steps has a round: of `sim.methods.swarms` half.
+        # The more unequal they are, the fewer steps has a round: of `sim.methods` half.
         copies=lambda peers: 2 * _both_ways(peers),
         is_assigned=True,
     ),

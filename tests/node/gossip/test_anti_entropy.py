@@ -11,7 +11,7 @@ from protocol.frames import encode_frame
 from protocol.gossip import BucketIds, Compare, Digests, Entries, GossipFrame
 from protocol.gossiping.machine import Gossip
 from protocol.gossiping.settings import GossipSettings
-from sim.crowds.gossip_book import MARK, SimBook
+from sim.crowds.gossiping import MARK, SimBook
 from tests.node.builders import peers_named
 
 A, B, C = peers_named(3)

@@ -30,7 +30,7 @@ from protocol.gossiping.machine import Gone, Gossip
 from protocol.gossiping.quotas import PEERS_MAX, Quota, Rate
 from protocol.gossiping.spreading import UNSERVED_MAX
 from protocol.identity import PeerId
-from sim.crowds.gossip_book import MARK, SimBook
+from sim.crowds.gossiping import MARK, SimBook
 from tests.node.builders import peers_named
 from tests.protocol.strategies import values
 

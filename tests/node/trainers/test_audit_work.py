@@ -11,7 +11,7 @@ from node.plane.hooks import NodeHooks
 from node.trainers.work import WAITING_MAX, AuditWork
 from protocol import events as ev
 from protocol.errors import TrainerError
-from sim.attacks.lying_auditor import FindsWrong
+from sim.attacks.work import FindsWrong
 from tests.node.cells.test_work_desk import rerun_of
 from training.channel.frames import Audit, Audited, Reopen
 

@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sim.attacks import ATTACKS, Attack, Context
-from sim.attacks.alie import z_max
+from sim.attacks.values import z_max
 from training.aggregation import AGGREGATORS
 
 HONEST, LIARS, NUMEL = 9, 3, 240

@@ -11,14 +11,14 @@ from node.holdings.shard_store import ShardStore
 from protocol.errors import ConfigError
 from protocol.identity import KeyedHashSigner
 from sim.attacks import ATTACKS, Context
-from sim.attacks.alie import Alie
 from sim.attacks.alone import TOGETHER, lies_named, lies_of_nodes
 from sim.attacks.seam import Attack, Vector
 from sim.attacks.together import Accomplice, Conspiracy
+from sim.attacks.values import Alie
 from sim.local.local_node import LocalNode
 from sim.local.lying_node import SharingLiar
 from sim.local.options import LocalOptions
-from sim.robustness.cases import limit_of
+from sim.robustness.trial import limit_of
 from sim.trials.playing import play
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario

@@ -15,9 +15,8 @@ from protocol.leases import part_of_lease
 from protocol.manifest import AuditSpec, TimingSpec
 from protocol.messages import Commit, Work, decode_body
 from protocol.segments import cells_of, root_of
-from sim.world.text_model import TextModel
 from sim.world.toy_run import toy_run
-from sim.world.traced_work import Traced, TracedWork
+from sim.world.trainer import TextModel, Traced, TracedWork
 from tests.protocol.entry_vectors import WORK
 from training.audits.traces import NO_START
 from training.compression import ErrorFeedback, make_codec

@@ -8,7 +8,7 @@ import pytest
 from protocol.entry_kinds import Accusation
 from protocol.evidence import Evidence
 from protocol.wire import decode
-from sim.attacks.lying_auditor import FindsWrong
+from sim.attacks.work import FindsWrong
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
 from sim.trials.trial import Outcome, run_trial

@@ -6,8 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from protocol.gossiping.settings import GossipSettings
-from sim.crowds.gossip_world import GossipNetwork
-from sim.crowds.gossiping import Gossiping, GossipingSettings, app, calm, swarm
+from sim.crowds.gossiping import Gossiping, GossipingSettings, GossipNetwork, app, calm, swarm
 
 SMALL = GossipingSettings(nodes=40, seconds=60.0, loss=0.2, struck=3, lagging=3, hold_share=0.95)
 """99 % of forty would be all of them; whom every push misses waits for its next exchange. Half of

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from protocol.identity import PeerId
-from sim.crowds.meeting import Found, Meeting, MeetingSettings
+from sim.crowds.strangers import Found, Meeting, MeetingSettings
 
 NUM_NODES = 48
 NUM_WRITERS = 10

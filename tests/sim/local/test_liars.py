@@ -17,12 +17,12 @@ from sim.attacks import ATTACKS
 from sim.attacks.alone import (
     ALONE,
     IN_WORLDS,
-    Liar,
     Lies,
     hooks_of,
     lies_named,
     lies_of_nodes,
 )
+from sim.attacks.work import Liar
 from sim.local.local_node import LYING_COMMAND, LocalNode
 from sim.local.options import LocalOptions
 from sim.local.recipe import local_manifest

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sim.methods.acid import PLAIN, AcidPace
-from sim.methods.gossip_swarm import AcidSwarm
+from sim.methods.gossip import PLAIN, AcidPace, AcidSwarm
 from tests.sim.methods.test_swarms import trained
 from tests.training.quadratics import Quadratics, quadratic_manifest
 from training.loop.replicas import Weights

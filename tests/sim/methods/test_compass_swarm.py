@@ -5,8 +5,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from sim.methods.compass_swarm import STEPS_MIN_SHARE, CompassSwarm
-from sim.methods.staleness import CONSTANT
+from sim.methods.compass import STEPS_MIN_SHARE, CompassSwarm
+from sim.methods.virtual_swarm import CONSTANT
 from tests.sim.methods.test_swarms import trained
 from tests.training.quadratics import Quadratics, quadratic_manifest
 

@@ -7,18 +7,21 @@ from hypothesis import strategies as st
 
 from protocol.errors import ConfigError
 from protocol.grid import TensorSpec
-from sim.methods.acid import PLAIN, AcidPace, TwoCopies, pace_of
 from sim.methods.gossip import (
     MIXINGS,
+    PLAIN,
+    AcidPace,
+    Corrected,
     Pairwise,
     Ring,
+    TwoCopies,
     contraction,
     metropolis,
+    pace_of,
     pairs,
     register_weight,
     ring,
 )
-from sim.methods.variance import Corrected
 
 SIXTEEN = 16
 

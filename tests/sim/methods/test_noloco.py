@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 
-from sim.methods.gossip import Pairwise
-from sim.methods.gossip_swarm import GossipSwarm, NoLoCoSwarm
+from sim.methods.gossip import GossipSwarm, NoLoCoSwarm, Pairwise
 from tests.sim.methods.test_swarms import trained
 from tests.training.quadratics import Quadratics, quadratic_manifest
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.errors import ConfigError
-from sim.methods.staleness import (
+from sim.methods.virtual_swarm import (
     STALENESS,
     Hinge,
     Polynomial,

@@ -8,12 +8,15 @@ import torch
 
 from protocol.errors import StateError
 from protocol.manifest import RunManifest
-from sim.methods.baton import Baton
-from sim.methods.gossip import MIXINGS, Pairwise, Ring
-from sim.methods.gossip_swarm import GossipSwarm
-from sim.methods.staleness import fedbuff_weights, fedfix_weights
-from sim.methods.swarms import run_swarm, swarm_of
-from sim.methods.virtual_swarm import AsyncSwarm, SampledSwarm
+from sim.methods.compare_main import run_swarm, swarm_of
+from sim.methods.gossip import MIXINGS, GossipSwarm, Pairwise, Ring
+from sim.methods.virtual_swarm import (
+    AsyncSwarm,
+    Baton,
+    SampledSwarm,
+    fedbuff_weights,
+    fedfix_weights,
+)
 from tests.training.quadratics import Quadratics, Vector, quadratic_manifest
 from training.loop.diloco import DiLoCo
 from training.loop.replicas import MemorySession, Swarm

@@ -11,10 +11,10 @@ from protocol.wire import encode
 from sim.attacks import ATTACKS
 from sim.robustness import activation_score
 from sim.robustness.activation_score import trusted
+from sim.robustness.game import Draw
 from sim.robustness.gpt_learner import GptLearner, gpt_manifest
-from sim.robustness.learners import Draw
-from sim.world.learning import Vector
 from sim.world.toy_run import toy_run
+from sim.world.trainer import Vector
 from tests.node.state_run import FOUNDER
 from training.channel.exchange import RunClock
 from training.files.exported import Provenance, tensors_digest, write_export

@@ -19,14 +19,30 @@ from node.processes.children import child_environment
 from protocol.errors import ConfigError
 from sim import commands
 from sim.attacks import ATTACKS, Attack, Context
-from sim.robustness.cases import CALM, CASES, LIMITS, limit_of
-from sim.robustness.commands import Asked
+from sim.robustness.commands import Asked, trial_json, trial_table
 from sim.robustness.crew import KeptCourses, play_all
-from sim.robustness.game import LyingStage, play, rule_named, undefended
-from sim.robustness.learners import Draw, Learner, learner_of, manifest_of
+from sim.robustness.game import (
+    Draw,
+    Learner,
+    LyingStage,
+    learner_of,
+    manifest_of,
+    play,
+    rule_named,
+    undefended,
+)
 from sim.robustness.player import line_of_take
-from sim.robustness.report import trial_json, trial_table
-from sim.robustness.trial import DEFAULT, Row, Take, rows_of, takes_of
+from sim.robustness.trial import (
+    CALM,
+    CASES,
+    DEFAULT,
+    LIMITS,
+    Row,
+    Take,
+    limit_of,
+    rows_of,
+    takes_of,
+)
 from training.aggregation import AGGREGATORS
 
 assert commands.sim_app is not None, "importing it registers the command"

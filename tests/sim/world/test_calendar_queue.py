@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from sim.world.calendar_queue import DAYS_PER_S, LAST_S, CalendarQueue, Due
+from sim.world.timeline import DAYS_PER_S, LAST_S, CalendarQueue, Due
 
 
 def due(at_s: float, number: int) -> Due:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from protocol.manifest import StopSpec
-from sim.world.devices import Clock, Device
+from sim.world.nodes import Clock, Device
 from sim.world.toy_run import CREATED_UNIX_S
 from sim.world.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from node.holdings.states import round_config
-from sim.world.text_model import LEARNING_RATE, NUM_SYMBOLS, TextModel
+from sim.world.trainer import LEARNING_RATE, NUM_SYMBOLS, TextModel
 from sim.world.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 

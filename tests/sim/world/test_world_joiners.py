@@ -10,7 +10,7 @@ from node.reporting.tracing import Synced
 from protocol import events as ev
 from protocol.frames import Bulk, BulkHeader, wants
 from sim.world.links import Link
-from sim.world.transfers import Transfers
+from sim.world.traffic import Transfers
 from sim.world.world import SimNode, World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 

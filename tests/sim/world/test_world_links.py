@@ -13,7 +13,7 @@ from protocol.frames import Bulk, Heartbeat
 from protocol.identity import PeerId
 from sim.world.edge import Edge
 from sim.world.links import Link
-from sim.world.sessions import GONE_S
+from sim.world.traffic import GONE_S
 from sim.world.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 

@@ -17,8 +17,8 @@ from sim.checks.invariants import InvariantBroken, Invariants
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
 from sim.trials.trial import run_trial
-from sim.world.devices import Device
 from sim.world.links import Link
+from sim.world.nodes import Device
 from sim.world.toy_run import toy_run
 from sim.world.trainer import SimTrainer
 from tests.node.builders import peers_named, toy_manifest

@@ -6,8 +6,8 @@ import pytest
 
 from node.holdings.states import round_config
 from node.reporting.tracing import Synced
-from sim.world.devices import Device
 from sim.world.links import Link
+from sim.world.nodes import Device
 from sim.world.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 

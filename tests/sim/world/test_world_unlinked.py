@@ -2,8 +2,7 @@
 
 from protocol.identity import PeerId
 from protocol.manifest import TimingSpec
-from sim.world.devices import Device
-from sim.world.nodes import SimNode, peer_named
+from sim.world.nodes import Device, SimNode, peer_named
 from sim.world.toy_run import toy_run
 from sim.world.world import World
 

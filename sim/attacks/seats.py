@@ -1,7 +1,7 @@
-"""Made-up keys that ask for every seat, and show nothing: whoever asks honestly is to find no room.
+"""Attacks on admission: a member that asks for seats in the names of keys that it made up.
 
-Each key has solved the run's puzzle, once for all rounds. None holds the state that its SEAT
-claims, and a wrong proof takes as long to check as a right one.
+Each key has solved the run's puzzle, once for all rounds. The vectors are honest; who else asks for
+a seat is nobody.
 """
 
 from abc import ABC, abstractmethod
@@ -10,27 +10,15 @@ from functools import lru_cache
 
 from blake3 import blake3
 
+from node.holdings.shard_store import ShardStore
 from node.plane.hooks import NodeHooks
 from protocol.frames import Frame, Heartbeat, Messages
 from protocol.identity import Ed25519Signer, KeyedHashSigner, PeerId, Signer
 from protocol.join_puzzle import solve
 from protocol.messages import Kind, Seal, Seat, SignedMessage, Slot, decode_body, sign_message
-from sim.attacks.seam import Attack
 
-KEYS = 96
-"""So many are worked for, in all: they are used again and again."""
-
-PER_FRAME = 32
 PUZZLE_BITS = 5
 """What worlds ask for (`sim.trials.trial`)."""
-
-
-class CrowdsOut(Attack):
-    """The vectors are honest; who else asks for a seat is not."""
-
-    def hooks(self) -> NodeHooks:
-        """See Attack."""
-        return AsksUnderMadeUpKeys()
 
 
 class SaysSeats(NodeHooks, ABC):
@@ -92,22 +80,70 @@ class SaysSeats(NodeHooks, ABC):
 
 
 class AsksUnderMadeUpKeys(SaysSeats):
-    """One key after the other."""
+    """One key after the other asks for every seat, and shows nothing: whoever asks honestly is to
+    find no room. None holds the state that its SEAT claims, and a wrong proof takes as long to
+    check as a right one."""
 
     name = "attack crowds_out"
+
+    KEYS = 96
+    """So many are worked for, in all: they are used again and again."""
+    PER_FRAME = 32
 
     def seats(self, said: int) -> Sequence[SignedMessage]:
         """See SaysSeats."""
         slot = self._slot
-        if slot is None or said >= KEYS:
+        if slot is None or said >= self.KEYS:
             return ()
-        return [self._seat(said + number, slot) for number in range(PER_FRAME)]
+        return [self._seat(said + number, slot) for number in range(self.PER_FRAME)]
 
     def _seat(self, number: int, slot: Slot) -> SignedMessage:
         assert self._signer is not None
         key = made_up(self._signer, number)
-        work = solve(slot.run, key.peer_id, PUZZLE_BITS)
+        work = _work(slot.run, key.peer_id)
         return sign_message(key, slot, Seat(proof=bytes(32), device="", work=work))
+
+
+class SeatsGhosts(SaysSeats):
+    """A member signs SEATs for a hundred keys, each with a right proof: whoever holds a state can
+    prove that any key of its own making holds it. Such a key says nothing more once it is seated,
+    and what a round waits for is its members."""
+
+    name = "attack ghosts"
+
+    KEYS = 100
+    PER_FRAME = 25
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._store: ShardStore | None = None
+        self._seats: list[SignedMessage] = []
+
+    def contribution(
+        self, payloads: Sequence[bytes], store: ShardStore, fragment: int
+    ) -> Sequence[bytes]:
+        """See NodeHooks: what is contributed stands on the state that the next SEATs prove."""
+        self._store = store
+        self._prove()
+        return payloads
+
+    def seats(self, said: int) -> Sequence[SignedMessage]:
+        """See SaysSeats."""
+        return self._seats[said : said + self.PER_FRAME]
+
+    def new_round(self) -> None:
+        """See SaysSeats."""
+        self._seats.clear()
+
+    def _prove(self) -> None:
+        signer, slot, store = self._signer, self._slot, self._store
+        if signer is None or slot is None or store is None or self._seats:
+            return
+        for number in range(self.KEYS):
+            ghost = made_up(signer, number)
+            work = _work(slot.run, ghost.peer_id)
+            seat = Seat(proof=store.seat_proof(ghost.peer_id, slot.basis), device="", work=work)
+            self._seats.append(sign_message(ghost, slot, seat))
 
 
 def made_up(liar: Signer, number: int) -> Signer:
@@ -119,3 +155,8 @@ def made_up(liar: Signer, number: int) -> Signer:
 def _made_up(liar: PeerId, number: int, is_real: bool) -> Signer:
     seed = blake3(liar + number.to_bytes(4, "big")).digest()
     return Ed25519Signer(seed) if is_real else KeyedHashSigner(PeerId(seed))
+
+
+@lru_cache(maxsize=4096)
+def _work(run: bytes, key: PeerId) -> bytes:
+    return solve(run, key, PUZZLE_BITS)
