@@ -185,6 +185,7 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.extended
 def test_command_prints_json_last_and_refuses_with_status_two(tmp_path: Path) -> None:
     path = file(tmp_path, "[outer]\npreset = 'diloco_int4'")
     done = command(tmp_path, str(path), "--peers", "4", "--json")

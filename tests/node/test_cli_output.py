@@ -29,6 +29,7 @@ def test_letters_that_the_terminal_lacks_are_replaced(tmp_path: Path) -> None:
     assert b"?.toml is written" in done.stdout
 
 
+@pytest.mark.extended
 def test_error_that_names_what_a_file_said_moves_no_cursor(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text('[run]\ntitle = "t"\nrounds = 0\n[model]\nfile = "\\u001b[2J.py"\n')
@@ -49,6 +50,7 @@ def test_json_that_nobody_takes_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -70,6 +72,7 @@ def test_json_of_a_command_that_fails_says_why(words: str, why: str, tmp_path: P
     assert "\n" not in told
 
 
+@pytest.mark.extended
 @pytest.mark.net
 def test_json_of_a_bootstrap_node_that_fails_ends_with_its_event(tmp_path: Path) -> None:
     words = ["bootstrap", "--json", "--state", str(tmp_path), "--listen", "/ip4/203.0.113.9/tcp/1"]
@@ -144,6 +147,7 @@ cli.main()
 """
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
@@ -170,6 +174,7 @@ def test_every_command_tells_what_the_system_refused_and_shows_bugs(
     assert ("Traceback" in done.stderr) == (said == "Traceback")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.skipif(not FULL.exists(), reason="has no device that is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
@@ -200,6 +205,7 @@ def test_standard_error_that_takes_nothing_leaves_the_exit_status(tmp_path: Path
     assert done.returncode == 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.net
 @pytest.mark.parametrize(
     ("words", "named"),

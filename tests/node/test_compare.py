@@ -169,6 +169,7 @@ def test_rounds_in_memory_end_with_the_bits_of_a_node_s_store(outer: OuterSpec, 
     assert swarm.result_bytes == 2 * costs_of(manifest, 3).result_bytes
 
 
+@pytest.mark.extended
 def test_process_trains_and_counts_what_the_formula_says(tmp_path: Path) -> None:
     manifest = write_run(tmp_path)
     words = ["--manifest", str(tmp_path / MANIFEST_FILE), "--run", manifest.digest.hex()]

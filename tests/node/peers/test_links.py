@@ -424,6 +424,7 @@ def made_up_records(run: RunManifest, num: int, *, work: bytes = b"") -> list[Si
     return records
 
 
+@pytest.mark.extended
 async def test_newcomer_is_in_within_half_a_minute_whoever_else_is_announced(
     autojump_clock: trio.abc.Clock,
 ) -> None:
