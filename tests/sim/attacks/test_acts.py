@@ -193,6 +193,7 @@ def _is_strict(frame: object) -> bool:
 # What they cost -----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("attack", "peers", "seed_of_world"),
     [
@@ -212,6 +213,7 @@ def test_act_costs_nobody_honest_anything(attack, peers, seed_of_world):
     assert judged(case).broken == "", case.command
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "act",
     [
@@ -227,6 +229,7 @@ def test_act_of_every_kind_in_one_short_world_costs_nobody_honest_anything(act):
     assert verdict.is_felt
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("scenario", "peers", "share", "seed_of_world"),
     [("open-calm", 7, 0.3, 1), ("open-mixed", 10, 0.1, 1)],

@@ -42,6 +42,7 @@ def test_deaf_relay_is_found_out(seed, monkeypatch):
     assert not outcome.is_kept
 
 
+@pytest.mark.extended
 def test_liveness_that_suspects_nobody_is_found_out(seed, monkeypatch):
     monkeypatch.setattr("node.peers.liveness.Liveness._is_silent", lambda *_: False)
     outcome = Crowd(SMALL, seed).run()

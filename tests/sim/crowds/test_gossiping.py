@@ -14,6 +14,7 @@ SMALL = GossipingSettings(nodes=40, seconds=60.0, loss=0.2, struck=3, lagging=3,
 the time is for finding the dead, which takes up to 20 s where helpers are lost and late."""
 
 
+@pytest.mark.extended
 def test_entries_reach_everybody_in_five_seconds_at_a_loss_of_a_fifth(seed):
     outcome = Gossiping(SMALL, seed).spread()
     assert outcome.is_kept, outcome
@@ -29,6 +30,7 @@ def test_same_seed_gives_the_same_gossip(seed):
     assert Gossiping(short, seed + 1).spread().trace_hash != one.trace_hash
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ways", [2, 3])
 def test_split_swarm_is_equal_within_three_exchanges(ways, seed):
     outcome = Gossiping(replace(SMALL, nodes=24, struck=0, lagging=0), seed).heal(ways, entries=60)
@@ -42,6 +44,7 @@ def test_node_without_comparing_is_found_out(seed, monkeypatch):
     assert not outcome.is_kept
 
 
+@pytest.mark.extended
 def test_push_alone_loses_entries(seed, monkeypatch):
     monkeypatch.setattr(
         "node.gossip.spreading.Spreading._offer_again",
@@ -84,6 +87,7 @@ def test_views_mix_and_stay_small(seed):
     assert max(known_by) < 60
 
 
+@pytest.mark.extended
 def test_bytes_of_a_node_do_not_grow_with_the_swarm(seed):
     small, large = (Gossiping(calm(n, loss=0.0, seconds=20.0), seed).spread() for n in (60, 180))
     assert large.bytes_per_node_s < 1.25 * small.bytes_per_node_s

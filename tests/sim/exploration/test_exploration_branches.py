@@ -92,6 +92,7 @@ def check_whole(case) -> int:
     return found.states
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", QUICK)
 def test_rules_of_branches_are_clean_in_every_state(name):
     # The number is no promise; that it does not shrink unseen is what keeps the search a search.
@@ -115,6 +116,7 @@ def check_loosened(loosen, model, bounds, expected):
     assert (clean.violation, clean.trace) == ("", ())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("loosen", "model", "bounds", "expected"), BROKEN)
 def test_looser_wording_of_branches_is_found(loosen, model, bounds, expected):
     check_loosened(loosen, model, bounds, expected)
@@ -126,6 +128,7 @@ def test_looser_wording_of_branches_is_found_far_away(loosen, model, bounds, exp
     check_loosened(loosen, model, bounds, expected)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "bounds", [*OVERLAPS.values(), pytest.param(OverlapBounds(), marks=pytest.mark.slow)]
 )
@@ -134,6 +137,7 @@ def test_rules_of_overlap_are_clean_in_every_state(bounds):
     assert (found.outcome, found.violation) == ("exhausted", "")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("loosen", "lag", "is_reached"),
     [
@@ -150,6 +154,7 @@ def test_two_rounds_are_in_flight_only_if_a_commit_carries_the_seal_that_named_i
     assert found.outcome == ("violated" if is_reached else "exhausted")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("loosen", "violation"),
     [

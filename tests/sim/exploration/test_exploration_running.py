@@ -211,6 +211,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("loosen", "span", "before", "expected"), BROKEN)
 def test_looser_wording_of_branches_is_found_in_running_machines(loosen, span, before, expected):
     violation, length = expected

@@ -112,6 +112,7 @@ MODELS = {
 }
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", MODELS)
 def test_shipped_rules_keep_their_promises_in_every_state_within_the_bound(name):
     model: Any = MODELS[name]()
@@ -212,6 +213,7 @@ def decisions(model) -> tuple[set[frozenset[bytes]], int]:
     return found, len(seen)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("voters", "attempts", "lists"),
     [

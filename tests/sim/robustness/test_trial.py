@@ -56,6 +56,7 @@ def test_no_loss_changes_before_the_liars_begin(seed: int) -> None:
     assert honest.losses[2:] != attacked.losses[2:]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["scale", "nan", "searched_ipm"])
 def test_bare_mean_is_ruined_where_the_default_rule_goes_on(name: str, seed: int) -> None:
     assert play(STAGE, ATTACKS[name](), undefended, seed).loss_last == math.inf
@@ -89,6 +90,7 @@ def test_limits_name_attacks_that_there_are_and_grow_for_small_groups() -> None:
     assert limit_of("label_flip", 8, 3) == 2.5 * 25.0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("peers", [4, 8, 16])
 def test_rule_without_its_filter_breaks_a_limit_in_every_size(peers: int, seed: int) -> None:
     stage = LyingStage(peers=peers, liars=peers // 4)

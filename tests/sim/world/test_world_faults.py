@@ -41,6 +41,7 @@ def strike(
     return struck
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES.keys())
 def test_survivors_of_a_crash_in_any_phase_seal_every_round_to_the_bit(phase, seed):
     world = world_of(5, seed=seed, rounds=20)
@@ -57,6 +58,7 @@ def test_survivors_of_a_crash_in_any_phase_seal_every_round_to_the_bit(phase, se
     assert all(node.anchors == world.living()[0].anchors for node in world.living())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES.keys())
 def test_frozen_peer_is_passed_over_and_on_waking_says_nothing_wrong(phase, seed):
     world = world_of(5, seed=seed, rounds=16)

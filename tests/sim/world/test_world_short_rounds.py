@@ -50,6 +50,7 @@ class Swarm:
         return (self.founder.round - first) / seconds
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("latency_s", [0.01, 0.05, 0.1])
 def test_joiner_is_seated_by_a_founder_whose_rounds_are_shorter_than_its_way(seed, latency_s):
     swarm = Swarm(seed, members=1, latency_s=latency_s)
