@@ -45,6 +45,7 @@ def losses_of(name: str) -> dict[str, tuple[float, float]]:
     return {rule: (float(first), float(last)) for rule, first, last, _ in found}
 
 
+@pytest.mark.extended
 def test_own_rule_learns_under_an_attack_that_ruins_the_mean() -> None:
     losses = losses_of("own_rule")
     assert set(losses) == {"mean", "winsorized_mean"}

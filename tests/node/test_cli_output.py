@@ -122,6 +122,7 @@ def test_streams_that_are_closed_take_bytes_and_leave_their_numbers_to_no_other_
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
 def test_error_that_nobody_can_read_does_not_come_out_of_standard_output(tmp_path: Path) -> None:
     command = [
@@ -197,6 +198,7 @@ def test_output_that_takes_nothing_is_said_in_a_line(
     assert (done.returncode, done.stderr) == (1, said)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not FULL.exists(), reason="has no device that is always full")
 def test_standard_error_that_takes_nothing_leaves_the_exit_status(tmp_path: Path) -> None:
     with FULL.open("wb") as full:

@@ -193,6 +193,7 @@ async def test_origins_in_one_network_raise_no_doubt(autojump_clock: MockClock) 
         assert not newcomer.directory.doubts
 
 
+@pytest.mark.extended
 async def test_two_networks_that_had_never_met_are_one_once_somebody_knows_both(
     autojump_clock: MockClock,
 ) -> None:

@@ -193,7 +193,7 @@ def _is_strict(frame: object) -> bool:
 # What they cost -----------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("attack", "peers", "seed_of_world"),
     [
@@ -213,7 +213,7 @@ def test_act_costs_nobody_honest_anything(attack, peers, seed_of_world):
     assert judged(case).broken == "", case.command
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "act",
     [

@@ -38,6 +38,7 @@ def test_split_swarm_is_equal_within_three_exchanges(ways, seed):
     assert outcome.apart >= ways
 
 
+@pytest.mark.extended
 def test_node_without_comparing_is_found_out(seed, monkeypatch):
     monkeypatch.setattr("node.gossip.anti_entropy.AntiEntropy.compare", lambda *_: None)
     outcome = Gossiping(replace(SMALL, nodes=12, struck=0, lagging=0), seed).heal(2, entries=20)

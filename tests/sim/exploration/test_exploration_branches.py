@@ -170,6 +170,7 @@ def test_looser_wording_of_overlap_is_found(loosen, violation):
     assert 0 < len(found.trace) <= 6
 
 
+@pytest.mark.extended
 def test_two_rounds_in_flight_on_one_fragment_are_for_the_version_of_the_seal_that_names_them():
     """One-step delay: who has heard of the seal before must not take its weights for the base."""
     bounds = OverlapBounds(rounds=4, fragments=1)

@@ -102,6 +102,7 @@ def test_rule_without_its_filter_breaks_a_limit_in_every_size(peers: int, seed: 
     assert is_kept == [True, False]
 
 
+@pytest.mark.extended
 def test_attack_that_does_no_harm_undefended_is_told_and_not_judged(seed: int) -> None:
     found = rows(STAGE, [seed], ("zero", "scale"))
     assert [row.verdict for row in found] == ["kept", "told", "kept"]
@@ -165,6 +166,7 @@ def test_row_without_a_limit_is_told_and_not_judged(seed: int) -> None:
     assert zero.is_kept
 
 
+@pytest.mark.extended
 def test_what_was_played_is_not_played_again_unless_the_sources_differ(tmp_path: Path) -> None:
     stage = LyingStage(peers=5, liars=1, rounds=3, attacked_from=1)
     takes = takes_of(stage, [0], ("scale",), with_bare=True)
