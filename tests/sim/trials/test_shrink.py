@@ -60,6 +60,7 @@ def test_failure_is_found_shrunk_and_replayed_with_its_trace(forgetful, tmp_path
     assert "adopted" in shown
 
 
+@pytest.mark.extended
 def test_replay_says_when_the_trace_is_another_one(forgetful, tmp_path, capsys, monkeypatch):
     seed = failing_seed()
     path = tmp_path / "small.toml"

@@ -58,6 +58,7 @@ def test_every_seed_of_every_scenario_runs_once_as_it_would_alone(workers):
     assert all(worker.poll() is not None for worker in workers)
 
 
+@pytest.mark.extended
 def test_interrupt_leaves_what_there_is_and_no_process(workers):
     def came(outcome):
         if outcome is not None:

@@ -7,6 +7,8 @@ import sys
 import weakref
 from pathlib import Path
 
+import pytest
+
 from node import events as ev
 from node.cells.shard_store import State
 from node.core import CHAIN_KEPT
@@ -40,6 +42,7 @@ def skeleton(seed: int) -> World:
     return world
 
 
+@pytest.mark.extended
 def test_sixteen_peers_seal_twenty_rounds_with_equal_anchors_and_one_trace(seed):
     world = skeleton(seed)
     nodes = list(world.nodes.values())

@@ -82,6 +82,7 @@ def test_death_of_a_reducer_before_or_behind_its_gram_matrix_costs_no_round(phas
     assert all(c.value.commits for c in world.living()[0].core.chain[1:]), "a round was carried"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("trust", ["friends", "open"])
 def test_lie_about_a_gram_matrix_passes_among_friends_and_not_in_an_open_run(trust, seed):
     world = world_of("norm_clip", seed=seed, trust=trust, rounds=9)
