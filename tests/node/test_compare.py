@@ -55,6 +55,7 @@ def options(folder: Path, *presets: str, **changes: object) -> CompareOptions:
     return replace(given, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.extended
 def test_runs_differ_in_nothing_but_the_method(tmp_path: Path) -> None:
     runs = runs_of(options(tmp_path, *PRESETS))
     assert {run.preset: run.manifest.outer.preset for run in runs} == {p: p for p in PRESETS}

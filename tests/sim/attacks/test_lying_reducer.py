@@ -17,6 +17,7 @@ def attacked(attack: str = "lying_reducer:0.25", **changes) -> Scenario:
     return replace(calm, **changes)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("aggregator", ["mean", "norm_clip"])
 def test_one_reducer_that_is_believed_makes_the_swarm_seal_a_wrong_sum(aggregator, seed):
     # Friends sum each cell once; in some rounds the liar sums nothing.
@@ -37,7 +38,7 @@ def test_two_words_of_anybody_make_the_swarm_seal_what_two_liars_say(aggregator,
     assert found.violation.name in ("I2", "I6")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("aggregator", ["mean", "norm_clip"])
 def test_two_liars_who_agree_are_not_believed_though_nobody_bans_them(aggregator, seed):
     found = run_trial(attacked(without=("bans",), aggregator=aggregator), seed)

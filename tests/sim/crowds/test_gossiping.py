@@ -76,6 +76,7 @@ def test_leaver_is_nobodys_neighbour_a_moment_later(seed):
     assert world.gone == []
 
 
+@pytest.mark.extended
 def test_views_mix_and_stay_small(seed):
     config = GossipSettings(passive_max=20, introducer_share=4, lost_max=4)
     world, peers = swarm(GossipNetwork(gossip=config), 80, seed)

@@ -92,7 +92,7 @@ def check_whole(case) -> int:
     return found.states
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", QUICK)
 def test_rules_of_branches_are_clean_in_every_state(name):
     # The number is no promise; that it does not shrink unseen is what keeps the search a search.

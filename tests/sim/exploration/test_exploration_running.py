@@ -90,6 +90,7 @@ def _path(peer):
     return (link.value.digest for link in (*peer.chain, *peer.branch))
 
 
+@pytest.mark.extended
 def test_remembered_steps_on_branches_are_those_of_machines_that_were_never_exchanged(seed):
     """Equal keys mean equal futures, with all that a branch adds to a machine."""
     rng = random.Random(seed)

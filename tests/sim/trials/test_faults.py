@@ -132,7 +132,7 @@ def test_newcomer_joins_and_contributes():
     assert "6 listed, 6 in the next" in played.notes[-1].text
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("phase", [name for name in IN_EVERY_RUN if name != "NEWATTEMPT sent"])
 def test_fault_in_a_phase_strikes_a_node_that_is_there(phase):
     fault = f'kind = "bounce", round = 7, phase = "{phase}", victims = ["any"], duration_s = 2.0'

@@ -71,6 +71,7 @@ def test_interrupt_leaves_what_there_is_and_no_process(workers):
     assert all(worker.poll() is not None for worker in workers)
 
 
+@pytest.mark.extended
 def test_world_that_takes_its_process_with_it_costs_its_seed_alone(workers):
     killed: list[int] = []
 

@@ -104,6 +104,7 @@ def test_run_may_stop_without_a_quorum_and_only_then():
     assert violation(with_faults(parted, rest=rest)) is not None
 
 
+@pytest.mark.extended
 def test_standstill_is_expected_and_checked():
     rest = "[expect]\nfinishes = false\nseals_after_max = 1\n[limits]\nvirtual_s = 60.0"
     assert violation(with_faults(CRASH_MOST, rest=rest)) is None

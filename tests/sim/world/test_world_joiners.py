@@ -148,6 +148,7 @@ def test_power_cut_in_the_middle_does_no_harm(seed, monkeypatch):
     assert swarm.world.faults == []
 
 
+@pytest.mark.extended
 def test_silent_source_loses_its_cells_and_the_joiner_waits_for_nobody(seed, monkeypatch):
     swarm = Swarm(seed, monkeypatch=monkeypatch)
     swarm.world.set_link(PEERS[2], JOINER, Link(latency_s=(0.01, 0.05), bytes_per_s=50.0))

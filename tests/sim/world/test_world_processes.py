@@ -77,6 +77,7 @@ def hard_world(seed: int) -> TracedWorld:
 # One seed, one trace ----------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_one_seed_gives_one_trace_in_one_process_and_under_any_hash_seed(seed):
     while len((world := hard_world(seed)).of(Adopted)) <= 3:
         seed += 1  # Its disks fail before anything happens, and that shows nothing.

@@ -74,6 +74,7 @@ def test_joiner_whose_state_takes_a_hundred_such_rounds_fetches_it_once(seed):
     assert swarm.synced[-1] - swarm.synced[0] <= 24, "and few rounds were sealed meanwhile"
 
 
+@pytest.mark.extended
 def test_member_that_holds_its_commit_is_listed_by_the_others(seed):
     swarm = Swarm(seed, members=3, latency_s=0.02)
     swarm.world.join(JOINER)
