@@ -203,6 +203,7 @@ def test_kept_states_are_as_many_as_the_trainer_keeps() -> None:
     assert costs_module.INNER_STATES_KEPT == inner_state.INNER_STATES_KEPT
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("feedback", [0.0, 1.0])
 @pytest.mark.parametrize("fragments", [1, 3])
 def test_inner_state_told_is_what_a_trainer_writes(

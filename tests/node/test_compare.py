@@ -220,6 +220,7 @@ def test_picture_is_drawn_of_what_was_measured(tmp_path: Path) -> None:
     assert not (tmp_path / "none.png").exists()
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("span", [1.05, 1.3, 2, 6, 9, 40, 900, 1e5, 1e9])
 @pytest.mark.parametrize("low", [0.3, 1, 7])
 def test_labels_of_bytes_are_some_and_never_overlap_however_long_the_axis(low, span) -> None:

@@ -281,6 +281,7 @@ def test_act_costs_nobody_honest_anything_in_five_worlds(act, peers):
 # Among friends ------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["have", "agg"])
 def test_friend_that_is_silent_costs_no_second_attempt_after_the_fifth_round(kind):
     assert attempts_of_friends(kind, 1) == {}

@@ -43,6 +43,7 @@ def test_liar_who_sends_what_it_did_not_train_is_banned(seed):
     assert accusations(found) == {"n06": Accusation.WRONG_WORK}
 
 
+@pytest.mark.extended
 def test_without_audits_the_same_liar_stays(seed):
     found = audited("sign_flip:0.25", seed, rounds=6, audits=0.0)
     assert found.violation is None

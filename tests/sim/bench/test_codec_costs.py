@@ -12,6 +12,7 @@ from training.compression import CODECS, in_grade
 from training.kernels import arithmetic
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CODECS)
 def test_codec_is_measured_with_its_size_and_its_error(name: str, seed: int) -> None:
     result = measure(name, 300_000, seed)

@@ -23,6 +23,7 @@ def test_entries_reach_everybody_in_five_seconds_at_a_loss_of_a_fifth(seed):
     assert outcome.known_max <= 40
 
 
+@pytest.mark.extended
 def test_same_seed_gives_the_same_gossip(seed):
     short = replace(SMALL, nodes=15, seconds=20.0, struck=1, lagging=1)
     one, other = Gossiping(short, seed).spread(), Gossiping(short, seed).spread()

@@ -84,6 +84,7 @@ def test_clocks_that_are_off_by_minutes_hide_nobody(seed):
         assert writers_in(found) == set(writers)
 
 
+@pytest.mark.extended
 def test_lost_messages_cost_time_and_no_truth(seed):
     meeting, peers = meeting_of(24, seed=seed, settings=MeetingSettings(loss=0.05))
     writers = announce(meeting, peers)

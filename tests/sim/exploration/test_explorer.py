@@ -287,6 +287,7 @@ def test_every_case_of_the_catalogue_can_be_begun(is_dear):
         assert case.name in row_of(case, result)
 
 
+@pytest.mark.extended
 def test_command_explores_one_part_and_says_what_it_has_seen():
     run = subprocess.run(
         [

@@ -169,6 +169,7 @@ def test_fault_that_strikes_some_of_its_victims_is_told_as_partial():
     assert (outcome.faults_missed, outcome.faults_partial) == (0, 1)
 
 
+@pytest.mark.extended
 def test_closer_is_struck_where_the_closer_is_meant_and_its_attempt_fails():
     fault = 'kind = "crash", round = 7, phase = "COMMIT sent", victims = '
     attempts = {}
@@ -181,6 +182,7 @@ def test_closer_is_struck_where_the_closer_is_meant_and_its_attempt_fails():
     assert attempts == {"closer": 1, "next closer": 0}
 
 
+@pytest.mark.extended
 def test_phase_of_a_failed_attempt_comes_where_its_closer_is_gone():
     crash = 'kind = "crash", round = 7, phase = "COMMIT sent", victims = ["closer"]'
     bounce = 'kind = "bounce", round = 7, phase = "NEWATTEMPT sent", victims = ["any"]'

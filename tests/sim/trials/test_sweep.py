@@ -88,6 +88,7 @@ def test_world_that_takes_its_process_with_it_costs_its_seed_alone(workers):
     assert len(workers) == 2
 
 
+@pytest.mark.extended
 def test_worker_ends_with_its_input():
     worker = sweeping._Worker({"a": scenario(TINY, name="a")}, deque(), SimpleQueue())
     process = worker._started()

@@ -219,6 +219,7 @@ def test_samples_of_the_whole_run_are_used_or_unused_and_none_is_in_doubt(seed):
     assert clock.tokens + sum(gap.stop - gap.first for gap in clock.unused) == clock.cursor
 
 
+@pytest.mark.extended
 def test_latecomer_gets_from_the_journal_what_of_the_chain_is_no_longer_in_memory(seed):
     world = world_of(1, seed=seed, rounds=CHAIN_KEPT + 40)
     world.until_round(CHAIN_KEPT + 20, max_s=1000.0)

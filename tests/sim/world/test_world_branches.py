@@ -41,6 +41,7 @@ def test_last_one_goes_on_and_its_rounds_become_final_when_the_others_are_back(s
     assert set(world.listed[40]) == {last, *others}
 
 
+@pytest.mark.extended
 def test_restarted_node_stands_on_its_branch_again(seed):
     world = world_of(3, seed=seed, rounds=30)
     world.until_round(5)

@@ -54,6 +54,7 @@ def world_of(
     return world
 
 
+@pytest.mark.extended
 def test_a_round_is_trained_beside_the_exchange_of_the_one_before(seed):
     beside, alone = world_of(seed), world_of(seed, lag=1)
     beside.finish()

@@ -188,6 +188,7 @@ def test_peer_that_was_cut_off_catches_up_and_contributes_again(seed):
     assert lonely in world.listed[16]
 
 
+@pytest.mark.extended
 def test_two_peers_that_cannot_reach_each_other_still_agree(seed):
     world = world_of(5, seed=seed, rounds=10)
     world.until_round(5)

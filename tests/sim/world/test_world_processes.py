@@ -170,6 +170,7 @@ def test_wire_encoding_of_all_frames_changes_nothing(seed):
     assert len(traces) == 1
 
 
+@pytest.mark.extended
 def test_rare_branches_are_taken_and_the_run_comes_to_its_end_all_the_same(seed):
     settings = WorldSettings(rare=0.02)
     world = traced(A, B, C, seed=seed, rounds=12, settings=settings)

@@ -88,6 +88,7 @@ def check(world: WatchedWorld) -> None:
     assert len(afters) > 2 * (PEERS + 1), "the feedback has something to carry"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("preset", PRESETS_HERE)
 def test_latecomer_kill_and_partition_leave_one_state(seed: int, preset: str) -> None:
     check(stream(seed, preset, is_summed=preset == "streaming_diloco"))

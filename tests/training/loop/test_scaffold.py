@@ -174,6 +174,7 @@ def kept_bits(solo: Solo) -> tuple[bytes | None, ...]:
     return tuple(None if x_N is None else x_N.tobytes() for x_N in vectors)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
 def test_a_restart_changes_no_bit_of_a_run_with_variates(
