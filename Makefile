@@ -22,16 +22,17 @@ FITS := import ensurepip, sys, venv; sys.exit(not (3, 11) <= sys.version_info[:2
 HAS_TORCH := import sys; from importlib.metadata import version; \
 	sys.exit(not (2, 4) <= tuple(map(int, version("torch").split(".")[:2])) < (3,))
 
-.PHONY: help install demo test test-nat test-slow test-wheel test-gpu hunt fuzz sweep compiled explore structure soak soak-peers chaos lint clean
+.PHONY: help install demo test test-all test-nat test-slow test-wheel test-gpu hunt fuzz sweep compiled explore structure soak soak-peers chaos lint clean
 
 help:
 	@echo "make demo       train a small model with four real nodes on this machine"
-	@echo "make test       the quick tests"
+	@echo "make test       the quick suite: one of each kind of test; three minutes"
+	@echo "make test-all   the quick suite and all cases that it leaves out; ten minutes"
 	@echo "make test-slow  the tests that start real processes, build or install"
-	@echo "make test-wheel the quick tests of protocol/ against an installed wheel; ARGS=tests/dht for others"
+	@echo "make test-wheel the tests of protocol/ against an installed wheel; ARGS=tests/dht for others"
 	@echo "make test-nat   homes behind routers, in network namespaces that the tests make; Linux, root"
 	@echo "make test-gpu   the tests that need a CUDA or MPS device"
-	@echo "make hunt       the quick tests with one random seed after the other, until one fails"
+	@echo "make hunt       the tests of test-all with one random seed after the other, until one fails"
 	@echo "make fuzz       ten minutes of libFuzzer over every decoder; Linux"
 	@echo "make sweep      200 simulated worlds with mixed faults; every promise is checked"
 	@echo "make compiled   native code for sweeps; needs a C compiler and the headers of Python; minutes"
@@ -52,8 +53,11 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n auto --dist loadgroup $(ARGS)
 
+test-all: $(STAMP)
+	$(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow" $(ARGS)
+
 hunt: $(STAMP)
-	while $(BIN)/python -m pytest -n auto --dist loadgroup --seed -1 $(ARGS); do :; done
+	while $(BIN)/python -m pytest -n auto --dist loadgroup -m "not slow" --seed -1 $(ARGS); do :; done
 
 # Not in the lock: there are wheels of it for Linux alone.
 fuzz: $(STAMP)

@@ -1,4 +1,4 @@
-"""Coroutine tests under trio, the virtual clock, the seed."""
+"""Coroutine tests under trio, the virtual clock, the seed, and what the quick suite leaves out."""
 
 import faulthandler
 import gc
@@ -6,6 +6,7 @@ import inspect
 import logging
 import os
 import random
+import re
 import signal
 from collections.abc import Generator
 from functools import partial
@@ -21,9 +22,15 @@ SEED = 2026
 SLOW_TIMEOUT_S = 3600.0
 """After which a slow test that hangs fails; others have `faulthandler_timeout`."""
 
+QUICK_EXAMPLES = 20
+"""Examples of Hypothesis for one test where `extended` tests are left out; 100 otherwise."""
+
 # A busy machine holds any example up for a second.
 hypothesis.settings.register_profile("untimed", deadline=None)
-hypothesis.settings.load_profile("untimed")
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=QUICK_EXAMPLES)
+
+LEFT_OUT = pytest.StashKey[list[pytest.Item]]()
+"""The tests that `-m` and `-k` leave out of this run."""
 
 _STDERR = pytest.StashKey[int]()
 """Where stacks are written: at a time-out standard error is a file of the test's."""
@@ -41,6 +48,7 @@ def pytest_configure(config: pytest.Config) -> None:
     A shell that runs us in the background has us ignore Ctrl+C, and all our children with us.
     """
     config.stash[_STDERR] = os.dup(2)
+    config.stash[LEFT_OUT] = []
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.option.seed is None:
@@ -49,25 +57,66 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = random.SystemRandom().randrange(2**32)
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.option.seed)
+    # Before any module of tests is imported: its decorators copy what is loaded here.
+    is_quick = "not extended" in config.option.markexpr
+    hypothesis.settings.load_profile("quick" if is_quick else "untimed")
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    return f"seed: {config.option.seed}"
+    examples = hypothesis.settings().max_examples
+    return f"seed: {config.option.seed}, examples of Hypothesis: {examples}"
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Where workers share a run, one of them has all tests with real sockets: they are timed.
+    """Mark the cases that the quick suite leaves out, before `-m` is applied.
 
-    It has them first, or the others would wait for it in the end.
+    Where workers share a run, one of them has all tests with real sockets: they are timed. It has
+    them first, or the others would wait for it in the end.
     """
+    families: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("quick") and not item.get_closest_marker("slow"):
+            families.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for family in families.values():
+        kept = quick_cases(family)
+        for item in family:
+            if item not in kept:
+                item.add_marker(pytest.mark.extended)
     items.sort(key=lambda item: item.get_closest_marker("net") is None)
     for item in items:
         if item.get_closest_marker("net"):
             item.add_marker(pytest.mark.xdist_group("net"))
+        group = item.get_closest_marker("xdist_group")
+        if group and "PYTEST_XDIST_WORKER" in os.environ:
+            # The scheduler reads groups in names. pytest-xdist 3.8 writes them into an attribute
+            # that pytest 9.2 does not read any more.
+            item._id = type(item._id).parse(f"{item.nodeid}@{group.args[0]}")
+
+
+def quick_cases(family: list[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases of one parametrised test that its marker `quick` keeps."""
+    mark = family[0].get_closest_marker("quick")
+    assert mark is not None
+    if "each" not in mark.kwargs:
+        (count,) = mark.args
+        last = len(family) - 1
+        return [family[last * at // max(1, count - 1)] for at in range(count)]
+    kinds: dict[int, list[pytest.Item]] = {}
+    for item in family:
+        assert isinstance(item, pytest.Function)
+        kinds.setdefault(id(item.callspec.params[mark.kwargs["each"]]), []).append(item)
+    # Each kind has another one of its cases: the values of the other parameters all have a turn.
+    return [cases[at % len(cases)] for at, cases in enumerate(kinds.values())]
+
+
+def pytest_deselected(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.config.stash[LEFT_OUT].append(item)
 
 
 def pytest_collection_finish() -> None:
-    """Nine thousand tests stay to the end. Each collection of garbage would look through all of
+    """Thousands of tests stay to the end. Each collection of garbage would look through all of
     them, and some tests ask for one to see who holds what. The others it need not disturb often."""
     gc.collect()
     gc.freeze()
@@ -119,7 +168,8 @@ def autojump_clock() -> trio.testing.MockClock:
 def seed(request: pytest.FixtureRequest) -> int:
     """One number for all tests of a run; a failure says how to have the same one again."""
     number: int = request.config.option.seed
-    replay = f'python -m pytest "{request.node.nodeid}" --seed {number}'
+    name = re.sub(r"@\w+$", "", request.node.nodeid)
+    replay = f'python -m pytest "{name}" --seed {number}'
     request.node.add_report_section("setup", "seed", replay)
     return number
 

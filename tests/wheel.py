@@ -1,6 +1,6 @@
 """Builds the wheel, installs it, and runs tests against the installation: `make test-wheel`.
 
-    python -m tests.wheel                  the quick tests of protocol/
+    python -m tests.wheel                  the tests of protocol/
     python -m tests.wheel tests/dht -x     others, with options of pytest
 
 The tests are copied to a folder without the source tree, with the prefix that the imports have in
@@ -19,7 +19,7 @@ import venv
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-DEFAULT = ["tests/protocol"]
+DEFAULT = ["-m", "not slow", "tests/protocol"]
 
 
 def build_wheel(folder: Path) -> Path:

@@ -2,8 +2,9 @@
 
 import ast
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from tests.architecture.source import FACE, PACKAGES, Module, within
@@ -45,7 +46,7 @@ class Import:
     typing_only: bool
 
 
-def imports_of(module: Module, known: Sequence[str]) -> Iterator[Import]:
+def imports_of(module: Module, known: Collection[str]) -> Iterator[Import]:
     """Everything the module imports; `known` are our modules, to tell `a.b` from b in a."""
 
     def targets(node: ast.Import | ast.ImportFrom) -> Iterator[str]:
@@ -62,25 +63,36 @@ def imports_of(module: Module, known: Sequence[str]) -> Iterator[Import]:
             # Of a library nobody can tell a submodule from a value, and no rule needs to.
             yield full if full in known or not within(base, PACKAGES) else base
 
-    def walk(node: ast.AST, *, lazy: bool, typing_only: bool) -> Iterator[Import]:
+    for node, lazy, typing_only in _import_statements(module):
+        for target in targets(node):
+            yield Import(target=target, line=node.lineno, lazy=lazy, typing_only=typing_only)
+
+
+@cache
+def _import_statements(module: Module) -> list[tuple[ast.Import | ast.ImportFrom, bool, bool]]:
+    """The statements, and of each whether it is lazy, and for types only."""
+    found: list[tuple[ast.Import | ast.ImportFrom, bool, bool]] = []
+
+    def walk(node: ast.AST, *, lazy: bool, typing_only: bool) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
-            for target in targets(node):
-                yield Import(target=target, line=node.lineno, lazy=lazy, typing_only=typing_only)
+            found.append((node, lazy, typing_only))
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             for statement in node.body:
-                yield from walk(statement, lazy=lazy, typing_only=True)
+                walk(statement, lazy=lazy, typing_only=True)
             children: list[ast.AST] = [*node.orelse]
         else:
-            children = list(ast.iter_child_nodes(node))
-        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            parts = ast.iter_child_nodes(node)
+            children = [part for part in parts if not isinstance(part, ast.expr)]
+        inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for child in children:
-            yield from walk(child, lazy=inside, typing_only=typing_only)
+            walk(child, lazy=inside, typing_only=typing_only)
 
-    return walk(module.tree, lazy=False, typing_only=False)
+    walk(module.tree, lazy=False, typing_only=False)
+    return found
 
 
 def all_imports(modules: Sequence[Module]) -> Iterator[tuple[Module, Import]]:
-    known = [module.name for module in modules]
+    known = {module.name for module in modules}
     for module in modules:
         for found in imports_of(module, known):
             yield module, found

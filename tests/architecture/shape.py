@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.architecture.imports import all_imports
-from tests.architecture.source import Module, within
+from tests.architecture.source import Module, dotted_name, nodes_of, within
 
 MODULE_LINES_MAX = 800
 LONG_BECAUSE = "More than 800 lines, because"
@@ -44,7 +44,7 @@ def module_sizes(modules: Sequence[Module]) -> list[str]:
 
 
 def functions_of(module: Module) -> Iterator[FunctionDef]:
-    for node in ast.walk(module.tree):
+    for node in nodes_of(module):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             yield node
 
@@ -95,11 +95,11 @@ def broad_excepts(modules: Sequence[Module]) -> list[str]:
     broken = []
     supervised = 0
     for module in modules:
-        for node in ast.walk(module.tree):
+        for node in nodes_of(module):
             if isinstance(node, ast.ExceptHandler):
                 caught = [node.type] if node.type else []
                 bare = node.type is None
-            elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("suppress"):
+            elif isinstance(node, ast.Call) and dotted_name(node.func).endswith("suppress"):
                 caught, bare = node.args, False
             else:
                 continue
@@ -122,14 +122,14 @@ def broad_excepts(modules: Sequence[Module]) -> list[str]:
 def calls_of(module: Module) -> Iterator[tuple[str, ast.Call]]:
     """Each call with the dotted name that is called, seen through `import ... as`."""
     names: dict[str, str] = {}
-    for node in ast.walk(module.tree):
+    for node in nodes_of(module):
         if isinstance(node, ast.Import):
             names |= {alias.asname: alias.name for alias in node.names if alias.asname}
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-    for node in ast.walk(module.tree):
+    for node in nodes_of(module):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            first, dot, rest = ast.unparse(node.func).partition(".")
+            first, dot, rest = dotted_name(node.func).partition(".")
             yield names.get(first, first) + dot + rest, node
 
 

@@ -12,7 +12,7 @@ FACE = "barnraise"
 """What users import; it hands on, and no package of ours needs it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Module:
     """One source file; `name` is dotted, and that of the package for an `__init__.py`."""
 
@@ -40,6 +40,22 @@ def module_from_source(path: str, text: str) -> Module:
     parts = Path(path).with_suffix("").parts
     name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
     return Module(name=name, path=path, text=text, tree=ast.parse(text, path))
+
+
+@cache
+def nodes_of(module: Module) -> tuple[ast.AST, ...]:
+    """All nodes of its tree, which is walked once for all rules."""
+    return tuple(ast.walk(module.tree))
+
+
+def dotted_name(node: ast.expr) -> str:
+    """Return `a.b.c` as text; what is no name before its dots, such as a call, is `?`."""
+    parts = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    parts.append(node.id if isinstance(node, ast.Name) else "?")
+    return ".".join(reversed(parts))
 
 
 @cache

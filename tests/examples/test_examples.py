@@ -45,6 +45,7 @@ def losses_of(name: str) -> dict[str, tuple[float, float]]:
     return {rule: (float(first), float(last)) for rule, first, last, _ in found}
 
 
+@pytest.mark.extended
 def test_own_rule_learns_under_an_attack_that_ruins_the_mean() -> None:
     losses = losses_of("own_rule")
     assert set(losses) == {"mean", "winsorized_mean"}
@@ -52,6 +53,7 @@ def test_own_rule_learns_under_an_attack_that_ruins_the_mean() -> None:
     assert losses["winsorized_mean"][1] < losses["winsorized_mean"][0]
 
 
+@pytest.mark.extended
 def test_own_attack_ruins_the_mean_and_not_the_default_rule() -> None:
     losses = losses_of("own_attack")
     assert set(losses) == {"mean", "default"}
@@ -94,6 +96,7 @@ def test_component_keeps_the_promises_of_its_registry(
     assert re.search(r"^\d+ passed, \d+ deselected", text, re.MULTILINE)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("path", "tensors"), [(EXAMPLES / "own_model.py", 7), (EXAMPLES / "plain_loop.py", 7)]
 )

@@ -34,8 +34,9 @@ TARGETS: list[Target] = [
     *user_targets.TARGETS,
 ]
 
-QUICK_EXAMPLES = 25
-DEEP_EXAMPLES = 1000
+FEW_EXAMPLES = 5
+SOME_EXAMPLES = 25
+MANY_EXAMPLES = 1000
 
 # A failure shows its input, however long.
 pytestmark = pytest.mark.filterwarnings("ignore:Generating overly large repr")
@@ -116,12 +117,15 @@ def test_examples_of_a_result_s_file_are_whole(tmp_path):
         journal.close()
 
 
+@pytest.mark.parametrize(
+    "examples", [FEW_EXAMPLES, pytest.param(SOME_EXAMPLES, marks=pytest.mark.extended)]
+)
 @every_target
-def test_hostile_bytes_raise_only_what_is_documented_and_allocate_little(target, folder):
-    fuzz(target, folder, QUICK_EXAMPLES)
+def test_hostile_bytes_raise_only_what_is_documented_and_allocate_little(target, examples, folder):
+    fuzz(target, folder, examples)
 
 
 @pytest.mark.slow
 @every_target
 def test_many_hostile_bytes_raise_only_what_is_documented_and_allocate_little(target, folder):
-    fuzz(target, folder, DEEP_EXAMPLES)
+    fuzz(target, folder, MANY_EXAMPLES)

@@ -187,6 +187,7 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.extended
 def test_command_prints_json_last_and_refuses_with_status_two(tmp_path: Path) -> None:
     path = file(tmp_path, "[outer]\npreset = 'diloco_int4'")
     done = command(tmp_path, str(path), "--peers", "4", "--json")
@@ -204,6 +205,7 @@ def test_kept_states_are_as_many_as_the_trainer_keeps() -> None:
     assert costs_module.INNER_STATES_KEPT == inner_state.INNER_STATES_KEPT
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("feedback", [0.0, 1.0])
 @pytest.mark.parametrize("fragments", [1, 3])
 def test_inner_state_told_is_what_a_trainer_writes(

@@ -29,6 +29,7 @@ def test_letters_that_the_terminal_lacks_are_replaced(tmp_path: Path) -> None:
     assert b"?.toml is written" in done.stdout
 
 
+@pytest.mark.extended
 def test_error_that_names_what_a_file_said_moves_no_cursor(tmp_path: Path) -> None:
     run = tmp_path / "run.toml"
     run.write_text('[run]\ntitle = "t"\nrounds = 0\n[model]\nfile = "\\u001b[2J.py"\n')
@@ -49,6 +50,7 @@ def test_json_that_nobody_takes_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -70,6 +72,7 @@ def test_json_of_a_command_that_fails_says_why(words: str, why: str, tmp_path: P
     assert "\n" not in told
 
 
+@pytest.mark.extended
 @pytest.mark.net
 def test_json_of_a_bootstrap_node_that_fails_ends_with_its_event(tmp_path: Path) -> None:
     words = ["bootstrap", "--json", "--state", str(tmp_path), "--listen", "/ip4/203.0.113.9/tcp/1"]
@@ -119,6 +122,7 @@ def test_streams_that_are_closed_take_bytes_and_leave_their_numbers_to_no_other_
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
 def test_error_that_nobody_can_read_does_not_come_out_of_standard_output(tmp_path: Path) -> None:
     command = [
@@ -144,6 +148,7 @@ cli.main()
 """
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
@@ -170,6 +175,7 @@ def test_every_command_tells_what_the_system_refused_and_shows_bugs(
     assert ("Traceback" in done.stderr) == (said == "Traceback")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.skipif(not FULL.exists(), reason="has no device that is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
@@ -192,6 +198,7 @@ def test_output_that_takes_nothing_is_said_in_a_line(
     assert (done.returncode, done.stderr) == (1, said)
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not FULL.exists(), reason="has no device that is always full")
 def test_standard_error_that_takes_nothing_leaves_the_exit_status(tmp_path: Path) -> None:
     with FULL.open("wb") as full:
@@ -200,6 +207,7 @@ def test_standard_error_that_takes_nothing_leaves_the_exit_status(tmp_path: Path
     assert done.returncode == 2
 
 
+@pytest.mark.quick(1)
 @pytest.mark.net
 @pytest.mark.parametrize(
     ("words", "named"),

@@ -38,6 +38,7 @@ async def first_contribution(run):
         return event, events
 
 
+@pytest.mark.extended
 async def test_a_trainer_whose_device_is_missing_says_which_and_what_to_do(tmp_path):
     async with open_trainer(config(tmp_path, device="cuda:999")) as trainer:
         with pytest.raises(ConfigError, match=r"^--device cuda:999: .*use --device"):

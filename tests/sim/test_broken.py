@@ -37,6 +37,7 @@ def caught_at(bug: Bug) -> int:
     raise AssertionError(f"not found in {SEEDS_MAX} worlds: {bug.title}")
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("bug", [bug for bug in BUGS if bug.title in QUICK], ids=str)
 def test_broken_build_is_found_by_the_invariant_that_it_breaks(bug):
     assert caught_at(bug) <= 3
@@ -53,6 +54,7 @@ def test_every_invariant_has_a_broken_build_in_the_quick_tests():
     assert {bug.title for bug in BUGS} >= QUICK
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "settings",
     [

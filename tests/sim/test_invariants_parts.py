@@ -145,6 +145,7 @@ def test_world_without_a_quorum_may_stand_still():
     assert checks.progress.slowest < 1.0
 
 
+@pytest.mark.extended
 def test_node_that_does_not_come_back_to_a_quorum_that_works_is_found():
     world = World(manifest_of_record(60), seed=1)
     checks = watch(world, frozenset({"I4"}))

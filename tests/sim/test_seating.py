@@ -6,6 +6,7 @@ from sim.trials.scenario_file import read_scenario
 from sim.trials.trial import run_trial
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("scenario", "world_seed"), [("overlap", 16), ("open-mixed", 32)])
 def test_voters_that_are_kept_though_their_list_takes_their_seats_are_no_fault(
     scenario: str, world_seed: int
@@ -14,6 +15,7 @@ def test_voters_that_are_kept_though_their_list_takes_their_seats_are_no_fault(
     assert run_trial(read_scenario(scenario), world_seed).violation is None
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("world_seed", [2, 3])
 def test_seat_that_is_given_up_in_turn_is_no_fault(world_seed: int) -> None:
     """A voter that left keeps its place until others vote, so more ask than there is room for (2),

@@ -47,6 +47,7 @@ def relative_error(found_N: NDArray[np.floating], wanted_N: NDArray[np.float64])
     return float(np.linalg.norm(found_N - wanted_N) / np.linalg.norm(wanted_N))
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("name", sorted(reference.REFERENCES))
 @pytest.mark.parametrize(("peers", "f"), [(15, 3), (16, 3), (7, 1)])
 def test_rule_is_what_its_definition_says(name: str, peers: int, f: int, seed: int) -> None:

@@ -23,6 +23,7 @@ def decodes(codec: Codec, payload: bytes, numel: int) -> bool:
     return True
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("numel", NUMELS)
 @pytest.mark.parametrize("name", list(CODECS))
 def test_bytes_pass_exactly_where_they_decode(name: str, numel: int, seed: int) -> None:

@@ -207,6 +207,7 @@ def near_the_largest(generator: np.random.Generator, numel: int) -> NDArray[np.f
     return x_N
 
 
+@pytest.mark.quick(6)
 @pytest.mark.parametrize(
     ("name", "settings"),
     [

@@ -155,6 +155,7 @@ def test_resync_voids_what_is_in_flight_behind_it(tmp_path: Path, seed: int, lat
     assert (run.sent[4][0].residual_before == empty) == (late == 0)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("moment", "late", "listed"),
     [(moment, late, True) for moment in MOMENTS_TO_DIE for late in (0, 100)]

@@ -75,6 +75,7 @@ def test_sums_and_norms_have_the_bits_of_numpy(kind: str, numel: int, seed: int)
     assert_same_bits(lambda: [np.float64(squared_norm(row_N)).tobytes() for row_N in wide])
 
 
+@pytest.mark.quick(14)
 @compiled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16, 33, 64])

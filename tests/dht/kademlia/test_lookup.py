@@ -72,6 +72,7 @@ def test_records_stored_by_several_writers_are_found_from_anywhere(
         assert found.records == tuple(sorted(records, key=lambda r: r.writer))
 
 
+@pytest.mark.extended
 def test_third_of_the_nodes_dying_silently_hides_neither_records_nor_neighbours(seed: int) -> None:
     network = grown_network(seed, 150)
     records = [signed(number, topic_key(b"%d" % number)) for number in range(20)]

@@ -89,6 +89,7 @@ async def announce_all(nodes: list[Node]) -> set[bytes]:
     return {b"honest %d" % number for number in range(len(nodes))}
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", POISONS)
 async def test_poison_is_not_stored_and_honest_records_are_found(
     autojump_clock: MockClock, name: str
@@ -130,6 +131,7 @@ async def test_oversized_record_ends_its_stream_and_is_not_stored(
         assert node.directory.kademlia.store.num_records == 1
 
 
+@pytest.mark.extended
 async def test_flood_of_made_up_writers_crowds_nobody_out(autojump_clock: MockClock) -> None:
     network, key = MemoryNetwork(), topic_key(TOPIC)
     flood = [signed(10_000 + number, key, value=b"flood") for number in range(300)]
@@ -191,6 +193,7 @@ async def test_origins_in_one_network_raise_no_doubt(autojump_clock: MockClock) 
         assert not newcomer.directory.doubts
 
 
+@pytest.mark.extended
 async def test_two_networks_that_had_never_met_are_one_once_somebody_knows_both(
     autojump_clock: MockClock,
 ) -> None:

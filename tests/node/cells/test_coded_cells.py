@@ -60,6 +60,7 @@ def play(store: ShardStore, seed: int) -> list[object]:
     return found
 
 
+@pytest.mark.quick(3)
 @compiled
 @pytest.mark.parametrize("optimizer", ["sgd", "nesterov", "sign"])
 @pytest.mark.parametrize("aggregator", ["mean", "default", "krum", "trimmed_mean"])

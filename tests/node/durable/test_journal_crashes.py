@@ -177,6 +177,7 @@ def test_power_may_go_at_every_operation(name):
     assert count > 30
 
 
+@pytest.mark.extended
 def test_power_may_go_again_while_the_next_process_opens_its_journal():
     """After every third operation of the first, and at every one of the second."""
     rng = random.Random("again")
@@ -207,6 +208,7 @@ def open_once(files: SimFiles, promise: Promise) -> Operations:
     return operations
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("goes_on", [False, True], ids=["ends", "goes on"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.parametrize("name", HISTORIES)
@@ -237,6 +239,7 @@ def test_process_may_be_killed_after_any_operation_that_failed():
             raise
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("seed", range(8))
 def test_power_may_go_at_every_operation_of_any_history(seed):
     history = random_history(random.Random(f"{seed}/history"), 12)

@@ -282,6 +282,7 @@ LINES: dict[type, Callable[[Any], Iterator[str]]] = {
 }
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("place", PLACES, ids=str)
 def test_no_terminal_obeys_what_a_stranger_writes(place: Place) -> None:
     harmless = place.limit.values[0] if isinstance(place.limit, OneOf) else "a"

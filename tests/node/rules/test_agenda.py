@@ -3,6 +3,8 @@
 import random
 from dataclasses import replace
 
+import pytest
+
 from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.messages import Kind
@@ -24,6 +26,7 @@ FIRST, SECOND, THIRD = peers_named(3)
 HEAD = head_of((FIRST, SECOND, THIRD))
 
 
+@pytest.mark.extended
 def test_rules_that_are_not_asked_had_nothing_to_do(seed, monkeypatch):
     """Ask them all the same, in a soup: no action may come of it."""
     plain_is_quiet, plain_settle = Agenda.is_quiet, RoundMachine._settle

@@ -98,6 +98,7 @@ def test_what_was_not_used_is_given_back():
         assert not courtesy.holds(view, DEADLINE_S, view.started_s + 0.001)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("num_liars", [1, 500])
 def test_nobody_holds_a_run_up_however_many_ask(num_liars):
     liars, courtesy, now_s = peers_named(num_liars), Courtesy(), 0.0

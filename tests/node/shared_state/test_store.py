@@ -158,6 +158,7 @@ DAMAGES = [*((harm, True) for harm in OF_FILES)]
 DAMAGES += [(harm, False) for harm in [*OF_FILES, damage_log, drop_log]]
 
 
+@pytest.mark.quick(14)
 @pytest.mark.parametrize(("harm", "is_closed"), DAMAGES)
 @pytest.mark.parametrize("seed", range(4))
 def test_after_any_damage_no_number_is_used_twice(tmp_path, harm, seed, is_closed):

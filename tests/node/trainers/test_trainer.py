@@ -217,6 +217,7 @@ async def test_a_trainer_contributes_takes_over_the_outcome_and_ends_with_its_ru
     assert np.abs(genesis_weights(run.manifest)[0] - anchor).max() > 0.05
 
 
+@pytest.mark.extended
 @LINUX
 async def test_a_killed_trainer_is_seen_within_a_second(tmp_path):
     run = config(tmp_path)
@@ -310,6 +311,7 @@ async def test_a_trainer_that_ends_before_its_run_is_dead(tmp_path):
             await trainer.next_event()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("does", "complaint"),
     [

@@ -192,6 +192,7 @@ def _is_strict(frame: object) -> bool:
 # What they cost -----------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("attack", "peers", "seed_of_world"),
     [
@@ -211,6 +212,7 @@ def test_act_costs_nobody_honest_anything(attack, peers, seed_of_world):
     assert judged(case).broken == "", case.command
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     "act",
     [
@@ -226,6 +228,7 @@ def test_act_of_every_kind_in_one_short_world_costs_nobody_honest_anything(act):
     assert verdict.is_felt
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("scenario", "peers", "share", "seed_of_world"),
     [("open-calm", 7, 0.3, 1), ("open-mixed", 10, 0.1, 1)],
@@ -277,6 +280,7 @@ def test_act_costs_nobody_honest_anything_in_five_worlds(act, peers):
 # Among friends ------------------------------------------------------------------------------------
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["have", "agg"])
 def test_friend_that_is_silent_costs_no_second_attempt_after_the_fifth_round(kind):
     assert attempts_of_friends(kind, 1) == {}

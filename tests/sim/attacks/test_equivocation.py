@@ -23,6 +23,7 @@ def seconds_a_round(outcome: Outcome) -> float:
     return outcome.virtual_s / max(1, outcome.rounds_sealed)
 
 
+@pytest.mark.extended
 def test_equivocation_ruins_a_run_that_bans_nobody(seed):
     calm = run_trial(attacked(attack=""), seed)
     found = run_trial(attacked(without=("bans",)), seed)

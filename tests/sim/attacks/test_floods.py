@@ -100,6 +100,7 @@ def test_there_is_a_flood_of_every_frame_and_of_every_kind_of_message():
 WORST = ("AGG", "GRAM", "HAVE", "Heartbeat", "SEAT", "StatusAsk", "Want")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -130,6 +131,7 @@ def test_flood_stops_nobody_keeps_nobody_out_and_names_its_sender(kind):
     assert flood_bytes < calm_bytes + AMPLIFIED_BYTES_PER_S
 
 
+@pytest.mark.extended
 def test_floods_stop_a_run_whose_nodes_read_everything_at_once(monkeypatch):
     """So that it is the share of a peer that holds the others."""
     monkeypatch.setattr("protocol.core.budgets.SHARE", Rate(1e6, 1e6))
@@ -140,6 +142,7 @@ def test_floods_stop_a_run_whose_nodes_read_everything_at_once(monkeypatch):
     assert world.rounds(FLOOD_S) / FLOOD_S < before / BEFORE_S / 3
 
 
+@pytest.mark.extended
 def test_honest_nodes_multiply_words_about_nothing_where_they_keep_them(monkeypatch):
     monkeypatch.setattr(RoundView, "is_named", lambda view, digest: True)
     assert flooded_bytes("GRAM") > AMPLIFIED_BYTES_PER_S

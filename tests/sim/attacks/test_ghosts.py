@@ -27,6 +27,7 @@ def haunted(seed: int, **changes) -> tuple[Outcome, list[int]]:
     return outcome, [seats[index] for index in sorted(seats)]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_ghosts_sit_where_nobody_looks_who_is_linked_and_are_not_waited_for(seed):
     outcome, seats = haunted(seed, without=("links",))
@@ -36,6 +37,7 @@ def test_ghosts_sit_where_nobody_looks_who_is_linked_and_are_not_waited_for(seed
     assert (outcome.honest_seats_lost, outcome.honest_votes_lost) == (0, 0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(2))
 def test_ghosts_without_a_link_of_their_own_get_no_seat(seed):
     outcome, seats = haunted(seed)

@@ -81,6 +81,7 @@ def test_closer_by_the_seal_leaves_one_out_in_its_own_turns_alone(seed):
     assert 0 < spoilt <= 11
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_held", [False, True])
 def test_closer_that_lists_itself_alone_is_not_voted_for_where_voters_look(seed, is_held):
     seen = Seen(seed, "lists_itself", is_rotating=False, without=() if is_held else ("inclusion",))
@@ -91,6 +92,7 @@ def test_closer_that_lists_itself_alone_is_not_voted_for_where_voters_look(seed,
     assert all(PEERS - len(listed) <= 2 for listed in seen.rounds.values()) == is_held
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("is_held", [False, True])
 def test_closer_that_lists_nobody_is_not_voted_for_where_voters_look(seed, is_held):
     without = () if is_held else ("inclusion",)

@@ -17,6 +17,7 @@ def attacked(attack: str = "lying_reducer:0.25", **changes) -> Scenario:
     return replace(calm, **changes)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("aggregator", ["mean", "norm_clip"])
 def test_one_reducer_that_is_believed_makes_the_swarm_seal_a_wrong_sum(aggregator, seed):
     # Friends sum each cell once; in some rounds the liar sums nothing.
@@ -26,6 +27,7 @@ def test_one_reducer_that_is_believed_makes_the_swarm_seal_a_wrong_sum(aggregato
     assert "not what the listed bytes give" in found.violation.text
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("aggregator", ["mean", "norm_clip"])
 def test_two_words_of_anybody_make_the_swarm_seal_what_two_liars_say(aggregator, seed):
     # Slices are drawn anew in each round: two given voters of nine are soon a pair.
@@ -36,6 +38,7 @@ def test_two_words_of_anybody_make_the_swarm_seal_what_two_liars_say(aggregator,
     assert found.violation.name in ("I2", "I6")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("aggregator", ["mean", "norm_clip"])
 def test_two_liars_who_agree_are_not_believed_though_nobody_bans_them(aggregator, seed):
     found = run_trial(attacked(without=("bans",), aggregator=aggregator), seed)
@@ -44,6 +47,7 @@ def test_two_liars_who_agree_are_not_believed_though_nobody_bans_them(aggregator
     assert (found.rounds_sealed, found.banned, found.false_bans) == (ROUNDS, 0, 0)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("aggregator", ["mean", "norm_clip"])
 def test_liars_are_banned_with_evidence_whatever_the_rule_is(aggregator, seed):
     found = run_trial(attacked(aggregator=aggregator), seed)

@@ -34,6 +34,7 @@ def played(scenario: Scenario, seed: int) -> tuple[Outcome, float]:
     return outcome, sum(weight for peer, weight in weights.items() if peer in wave)
 
 
+@pytest.mark.extended
 def test_wave_outweighs_whoever_was_there_where_there_is_no_ramp(seed):
     outcome, share = played(attacked(without=("ramp",)), seed)
     assert outcome.violation is None

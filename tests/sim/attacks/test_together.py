@@ -38,6 +38,7 @@ def work_of(store: ShardStore, rows: int, seed: int) -> np.ndarray:
     return np.random.default_rng(seed).normal(1.0, 1.0, size=(rows, numel)).astype(np.float32)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", TOGETHER)
 def test_liars_all_send_what_the_attack_makes_of_all_honest_work(name, seed):
     store, peers = store_of(), peers_named(8)

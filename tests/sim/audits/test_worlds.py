@@ -33,6 +33,7 @@ def accusations(found: Outcome) -> dict[str, Accusation]:
     }
 
 
+@pytest.mark.extended
 def test_liar_who_sends_what_it_did_not_train_is_banned(seed):
     found = audited("sign_flip:0.25", seed)
     assert found.violation is None
@@ -41,6 +42,7 @@ def test_liar_who_sends_what_it_did_not_train_is_banned(seed):
     assert accusations(found) == {"n06": Accusation.WRONG_WORK}
 
 
+@pytest.mark.extended
 def test_without_audits_the_same_liar_stays(seed):
     found = audited("sign_flip:0.25", seed, rounds=6, audits=0.0)
     assert found.violation is None
@@ -54,6 +56,7 @@ def test_auditor_who_calls_right_work_wrong_is_banned_and_nobody_else(seed):
     assert accusations(found) == {"n06": Accusation.WRONG_VERDICT}
 
 
+@pytest.mark.extended
 def test_auditor_that_cannot_run_work_again_says_nothing_of_it(seed):
     """Its trainer lacks the weights, say: that is no end which differs."""
     with patch.object(FindsWrong, "reran", lambda _hooks, _found: b""):
@@ -158,6 +161,7 @@ def test_lazy_peer_is_banned_by_audits_of_whatever_segment(seed):
     assert accusations(found) == {"n06": Accusation.WRONG_WORK}
 
 
+@pytest.mark.extended
 def test_lazy_peer_is_paid_as_others_are_where_nobody_runs_its_work_again(seed):
     # Signals alone would have it audited: its work is of odd length.
     with patch("protocol.auditing.audit_rounds._meets", lambda *_: False):

@@ -11,6 +11,7 @@ from training.compression import CODECS, in_grade
 from training.kernels import arithmetic
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", CODECS)
 def test_codec_is_measured_with_its_size_and_its_error(name: str, seed: int) -> None:
     result = measure_codec(name, 300_000, seed)
@@ -24,6 +25,7 @@ def test_codec_is_measured_with_its_size_and_its_error(name: str, seed: int) -> 
     assert result.is_biased == codec.is_biased
 
 
+@pytest.mark.extended
 def test_codecs_are_measured_in_the_order_that_they_are_named_in() -> None:
     results = bench_codecs(["none", "fp16"], 1024, 0)
     assert [one.name for one in results] == ["none", "fp16"]

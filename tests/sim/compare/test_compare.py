@@ -55,6 +55,7 @@ def options(folder: Path, *presets: str, **changes: object) -> CompareOptions:
     return replace(given, **changes)  # type: ignore[arg-type]
 
 
+@pytest.mark.extended
 def test_runs_differ_in_nothing_but_the_method(tmp_path: Path) -> None:
     runs = runs_of(options(tmp_path, *PRESETS))
     assert {run.preset: run.manifest.outer.preset for run in runs} == {p: p for p in PRESETS}
@@ -169,6 +170,7 @@ def test_rounds_in_memory_end_with_the_bits_of_a_node_s_store(outer: OuterSpec, 
     assert swarm.result_bytes == 2 * costs_of(manifest, 3).result_bytes
 
 
+@pytest.mark.extended
 def test_process_trains_and_counts_what_the_formula_says(tmp_path: Path) -> None:
     manifest = write_run(tmp_path)
     words = ["--manifest", str(tmp_path / MANIFEST_FILE), "--run", manifest.digest.hex()]
@@ -218,6 +220,7 @@ def test_picture_is_drawn_of_what_was_measured(tmp_path: Path) -> None:
     assert not (tmp_path / "none.png").exists()
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("span", [1.05, 1.3, 2, 6, 9, 40, 900, 1e5, 1e9])
 @pytest.mark.parametrize("low", [0.3, 1, 7])
 def test_labels_of_bytes_are_some_and_never_overlap_however_long_the_axis(low, span) -> None:

@@ -16,6 +16,7 @@ def test_every_living_node_of_a_crowd_hears_of_every_seal(seed):
     assert 0.0 < outcome.lag_p50_s <= outcome.lag_max_s < SMALL.heard_within_s
 
 
+@pytest.mark.extended
 def test_same_seed_gives_the_same_crowd(seed):
     short = replace(SMALL, seconds=12.0)
     one, other = Crowd(short, seed).run(), Crowd(short, seed).run()
@@ -42,6 +43,7 @@ def test_deaf_relay_is_found_out(seed, monkeypatch):
     assert not outcome.is_kept
 
 
+@pytest.mark.extended
 def test_liveness_that_suspects_nobody_is_found_out(seed, monkeypatch):
     monkeypatch.setattr("protocol.core.liveness.Liveness._is_silent", lambda *_: False)
     outcome = Crowd(SMALL, seed).run()

@@ -13,6 +13,7 @@ SMALL = GossipingSettings(nodes=40, seconds=60.0, loss=0.2, struck=3, lagging=3,
 the time is for finding the dead, which takes up to 20 s where helpers are lost and late."""
 
 
+@pytest.mark.extended
 def test_entries_reach_everybody_in_five_seconds_at_a_loss_of_a_fifth(seed):
     outcome = Gossiping(SMALL, seed).spread()
     assert outcome.is_kept, outcome
@@ -21,6 +22,7 @@ def test_entries_reach_everybody_in_five_seconds_at_a_loss_of_a_fifth(seed):
     assert outcome.known_max <= 40
 
 
+@pytest.mark.extended
 def test_same_seed_gives_the_same_gossip(seed):
     short = replace(SMALL, nodes=15, seconds=20.0, struck=1, lagging=1)
     one, other = Gossiping(short, seed).spread(), Gossiping(short, seed).spread()
@@ -28,6 +30,7 @@ def test_same_seed_gives_the_same_gossip(seed):
     assert Gossiping(short, seed + 1).spread().trace_hash != one.trace_hash
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("ways", [2, 3])
 def test_split_swarm_is_equal_within_three_exchanges(ways, seed):
     outcome = Gossiping(replace(SMALL, nodes=24, struck=0, lagging=0), seed).heal(ways, entries=60)
@@ -35,12 +38,14 @@ def test_split_swarm_is_equal_within_three_exchanges(ways, seed):
     assert outcome.apart >= ways
 
 
+@pytest.mark.extended
 def test_node_without_comparing_is_found_out(seed, monkeypatch):
     monkeypatch.setattr("protocol.gossiping.anti_entropy.AntiEntropy.compare", lambda *_: None)
     outcome = Gossiping(replace(SMALL, nodes=12, struck=0, lagging=0), seed).heal(2, entries=20)
     assert not outcome.is_kept
 
 
+@pytest.mark.extended
 def test_push_alone_loses_entries(seed, monkeypatch):
     monkeypatch.setattr(
         "protocol.gossiping.spreading.Spreading._offer_again",
@@ -71,6 +76,7 @@ def test_leaver_is_nobodys_neighbour_a_moment_later(seed):
     assert world.gone == []
 
 
+@pytest.mark.extended
 def test_views_mix_and_stay_small(seed):
     config = GossipSettings(passive_max=20, introducer_share=4, lost_max=4)
     world, peers = swarm(GossipNetwork(gossip=config), 80, seed)
@@ -83,6 +89,7 @@ def test_views_mix_and_stay_small(seed):
     assert max(known_by) < 60
 
 
+@pytest.mark.extended
 def test_bytes_of_a_node_do_not_grow_with_the_swarm(seed):
     small, large = (Gossiping(calm(n, loss=0.0, seconds=20.0), seed).spread() for n in (60, 180))
     assert large.bytes_per_node_s < 1.25 * small.bytes_per_node_s

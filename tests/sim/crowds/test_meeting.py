@@ -53,6 +53,7 @@ def test_everybody_finds_all_writers(seed):
         assert found.num_queries <= 24
 
 
+@pytest.mark.extended
 def test_third_that_vanishes_unheard_hides_nobody(seed):
     meeting, peers = meeting_of(NUM_NODES, seed=seed)
     writers = announce(meeting, peers)
@@ -83,6 +84,7 @@ def test_clocks_that_are_off_by_minutes_hide_nobody(seed):
         assert writers_in(found) == set(writers)
 
 
+@pytest.mark.extended
 def test_lost_messages_cost_time_and_no_truth(seed):
     meeting, peers = meeting_of(24, seed=seed, settings=MeetingSettings(loss=0.05))
     writers = announce(meeting, peers)
@@ -122,6 +124,7 @@ def test_bytes_of_the_wire_change_nothing(seed):
     assert trace(True) == trace(False)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_same_seed_gives_the_same_trace_and_another_does_not(seed, loss):
     def trace(number):

@@ -99,6 +99,7 @@ def check_whole(case) -> int:
     return found.states
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", BRANCHES)
 def test_rules_of_branches_are_clean_in_every_state(name):
     # The number is no promise; that it does not shrink unseen is what keeps the search a search.
@@ -122,6 +123,7 @@ def check_loosened(loosen, model, bounds, expected):
     assert (clean.violation, clean.trace) == ("", ())
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("loosen", "model", "bounds", "expected"), BROKEN)
 def test_looser_wording_of_branches_is_found(loosen, model, bounds, expected):
     check_loosened(loosen, model, bounds, expected)
@@ -133,6 +135,7 @@ def test_looser_wording_of_branches_is_found_far_away(loosen, model, bounds, exp
     check_loosened(loosen, model, bounds, expected)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "bounds", [*OVERLAPS.values(), pytest.param(OverlapBounds(), marks=pytest.mark.slow)]
 )
@@ -141,6 +144,7 @@ def test_rules_of_overlap_are_clean_in_every_state(bounds):
     assert (found.outcome, found.violation) == ("exhausted", "")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("loosen", "lag", "is_reached"),
     [
@@ -157,6 +161,7 @@ def test_two_rounds_are_in_flight_only_if_a_commit_carries_the_seal_that_named_i
     assert found.outcome == ("violated" if is_reached else "exhausted")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("loosen", "violation"),
     [
@@ -172,6 +177,7 @@ def test_looser_wording_of_overlap_is_found(loosen, violation):
     assert 0 < len(found.trace) <= 6
 
 
+@pytest.mark.extended
 def test_two_rounds_in_flight_on_one_fragment_are_for_the_version_of_the_seal_that_names_them():
     """One-step delay: who has heard of the seal before must not take its weights for the base."""
     bounds = OverlapBounds(rounds=4, fragments=1)

@@ -21,6 +21,7 @@ STATES = {
 IN_FLIGHT = partial(BranchSpan, is_brisk=True, lag=2, fragment_cells=(1, 1))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", RUNNING)
 def test_running_machines_keep_their_promises_on_branches(name):
     found = explore(RunningBranches(RUNNING[name]), Bound())
@@ -52,6 +53,7 @@ def test_running_machines_with_two_rounds_in_flight_keep_them_on_random_walks(se
     assert not result.violation, (result.seed, result.trace)
 
 
+@pytest.mark.extended
 def test_branch_that_becomes_final_follows_nobody_of_before():
     # It had followed others, who met it again; then its first seal became final, and the round
     # behind it, left as it had been, went on from a seal that was not there.
@@ -64,6 +66,7 @@ def test_running_machines_keep_their_promises_on_random_walks(seed):
     assert not result.violation, (result.seed, result.trace)
 
 
+@pytest.mark.extended
 def test_exploration_goes_where_branches_begin_meet_are_left_and_become_final():
     model = RunningBranches(RUNNING["2 voters, 2 changes of links"])
     explore(model, Bound())
@@ -86,6 +89,7 @@ def _path(peer):
     return (link.value.digest for link in (*peer.chain, *peer.branch))
 
 
+@pytest.mark.extended
 def test_remembered_steps_on_branches_are_those_of_machines_that_were_never_exchanged(seed):
     """Equal keys mean equal futures, with all that a branch adds to a machine."""
     rng = random.Random(seed)
@@ -210,6 +214,7 @@ BROKEN = [
 ]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(("loosen", "span", "before", "expected"), BROKEN)
 def test_looser_wording_of_branches_is_found_in_running_machines(loosen, span, before, expected):
     violation, length = expected
@@ -221,6 +226,7 @@ def test_looser_wording_of_branches_is_found_in_running_machines(loosen, span, b
     assert (clean.violation, clean.trace) == ("", ())
 
 
+@pytest.mark.extended
 def test_locks_that_have_no_say_when_branches_meet_cost_work_and_no_promise():
     """10: without a quorum only; with one, nobody follows a branch, and closers take up locks."""
     with looser.merge_by_tokens():

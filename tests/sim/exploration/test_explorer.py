@@ -109,6 +109,7 @@ MODELS = {
 }
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MODELS)
 def test_shipped_rules_keep_their_promises_in_every_state_within_the_bound(name):
     model: Any = MODELS[name]()
@@ -117,6 +118,7 @@ def test_shipped_rules_keep_their_promises_in_every_state_within_the_bound(name)
     assert result.states >= 50, "an exploration in which nothing happens shows nothing"
 
 
+@pytest.mark.extended
 def test_eldest_of_two_voters_that_lost_its_disk_contradicts_nothing():
     model = Rounds(Span(voters=2, rounds=2, disks=1, active="A"), ALONE)
     result = explore(model, Bound(states=20_000))
@@ -124,6 +126,7 @@ def test_eldest_of_two_voters_that_lost_its_disk_contradicts_nothing():
     assert result.states >= 1000
 
 
+@pytest.mark.extended
 def test_shipped_rules_keep_their_promises_on_random_walks(seed):
     scope = AgreementScope(voters=4, attempts=4, lists=3, restarts=1, sleeps=1)
     result = walk(Agreement(scope), Bound(states=600, depth=60), seed=seed)
@@ -209,6 +212,7 @@ def decisions(model) -> tuple[set[frozenset[bytes]], int]:
     return found, len(seen)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("voters", "attempts", "lists"),
     [
@@ -237,6 +241,7 @@ RARE = {
 closer gives up at once."""
 
 
+@pytest.mark.extended
 def test_exploration_goes_where_the_rules_of_closers_are_rare(monkeypatch):
     answers: dict[str, list[Any]] = {name: [] for name in RARE}
 
@@ -268,6 +273,7 @@ def test_every_case_of_the_catalogue_has_a_name_of_its_own():
     assert {part for part, _ in names} >= {DEAR, "words", "leaving", "liars"}
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("is_dear", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_case_of_the_catalogue_can_be_begun(is_dear):
     for case in cases():
@@ -278,6 +284,7 @@ def test_every_case_of_the_catalogue_can_be_begun(is_dear):
         assert case.name in row_of(case, result)
 
 
+@pytest.mark.extended
 def test_command_explores_one_part_and_says_what_it_has_seen():
     run = subprocess.run(
         [

@@ -148,6 +148,7 @@ def test_parts_that_are_withheld_stop_a_round_that_lists_whoever_committed():
 # What the search itself has found -----------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_attempt_that_each_times_alone_is_never_one_of_all():
     """Who left the closer unheard is an attempt ahead of those who wait for its LIST, for ever."""
     scope = LiarScope(attempts=1, restarts=1, every=1)
@@ -155,6 +156,7 @@ def test_attempt_that_each_times_alone_is_never_one_of_all():
     assert found.violation == STANDS_STILL
 
 
+@pytest.mark.extended
 def test_list_for_which_all_is_there_takes_a_while_nevertheless():
     found = both_ways(looser.lists_are_late_at_once, LiarScope(attempts=1, every=1), states=10)
     assert found.violation == STANDS_STILL

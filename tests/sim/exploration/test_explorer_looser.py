@@ -52,6 +52,7 @@ def test_1_seal_of_an_attempt_that_was_left_makes_two_values_final():
     assert len(found.trace) == 4
 
 
+@pytest.mark.extended
 def test_2_seals_that_add_up_over_attempts_make_two_values_final():
     before = (
         "A proposes {R} in attempt 0",
@@ -77,6 +78,7 @@ def test_2_seals_that_add_up_over_attempts_make_two_values_final():
     assert found.trace[-1].count("adopts it") == 2
 
 
+@pytest.mark.extended
 def test_3_any_later_certificate_that_unlocks_makes_two_values_final():
     before = (
         "A proposes {R}",
@@ -150,6 +152,7 @@ def test_only_voter_without_successors_is_kept_for_ever():
     assert found.violation.startswith("L2")
 
 
+@pytest.mark.extended
 def test_12_lost_disk_that_asks_only_a_quorum_signs_twice_in_one_slot():
     before = (
         *LAGGARD,

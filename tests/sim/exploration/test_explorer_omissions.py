@@ -27,6 +27,7 @@ UNNAMED = "R8: who keeps the others waiting is named by nobody"
 UNSUMMABLE = "R2: somebody is listed whose parts nobody honest holds"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("liar", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_one_liar_of_four_who_omits_the_same_for_rounds_harms_nobody_else(liar):
     result = explore(Omissions(OmissionPlan(rounds=6, liar=liar)), Bound(states=20_000))
@@ -60,6 +61,7 @@ TOLD_TO_ONE = tuple(Habit(Kind.COMMIT, ONE, name) for name in "ABC")
 and the closer has not heard of it."""
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("loosened", "plan", "violation"),
     [

@@ -12,6 +12,7 @@ LOSES_SEAT = "I9: an honest voter loses its seat"
 LOSES_VOTE = "I9: an honest voter loses its vote"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", WORDS)
 def test_one_liar_takes_no_seat_and_no_vote_by_what_it_says_of_others(name):
     result = explore(WORDS[name](), Bound(states=200_000))
@@ -19,6 +20,7 @@ def test_one_liar_takes_no_seat_and_no_vote_by_what_it_says_of_others(name):
     assert result.transitions > 500
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("loosened", "scope", "violation"),
     [

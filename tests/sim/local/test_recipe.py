@@ -74,6 +74,7 @@ def test_audits_of_a_run_that_cannot_have_them_are_refused(tmp_path, changes, sa
         local_manifest(options, FOUNDER)
 
 
+@pytest.mark.extended
 def test_options_that_make_no_run_leave_no_folder(tmp_path):
     options = LocalOptions(peers=4, folder=tmp_path / "out", fragments=999_999)
     with pytest.raises(ConfigError, match="fragments is 999999"):

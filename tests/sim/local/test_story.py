@@ -96,6 +96,7 @@ def test_death_is_told_and_its_node_is_not_waited_for(tmp_path):
     assert told == ["A died by itself: it ended with status 1"]
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("error", "has_death", "broken", "is_good"),
     [

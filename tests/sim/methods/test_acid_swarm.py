@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 import numpy as np
+import pytest
 
 from sim.methods.gossip import PLAIN, AcidPace, AcidSwarm
 from tests.sim.methods.test_swarms import trained
@@ -26,6 +27,7 @@ def acid(pace: AcidPace | None = None, replicas: int = SIXTEEN, **how: object) -
     return Looked(manifest, replicas, pace=pace, **how)  # type: ignore[arg-type]
 
 
+@pytest.mark.extended
 def test_replicas_of_a_ring_are_nearer_to_each_other_than_with_one_copy(seed: int) -> None:
     quadratics = Quadratics(SIXTEEN, seed)
     two, one = acid(), acid(PLAIN)

@@ -53,6 +53,7 @@ def test_all_come_to_the_best_point_where_gossip_with_equal_steps_does_not(seed:
     assert losses.error(x_RN) > 0.05
 
 
+@pytest.mark.extended
 def test_sixteen_times_the_condition_takes_about_four_times_as_long(seed: int) -> None:
     def units(convexity: float) -> float:
         losses = Losses(seed, convexity)

@@ -15,6 +15,7 @@ def noloco(replicas: int = REPLICAS, **how: float) -> NoLoCoSwarm:
     return NoLoCoSwarm(manifest, replicas, **how)  # type: ignore[arg-type]
 
 
+@pytest.mark.extended
 def test_without_momentum_it_is_pairwise_gossip(seed: int) -> None:
     quadratics = Quadratics(REPLICAS, seed)
     ours = noloco(rate=1.0, momentum=0.0, pull=1.0)

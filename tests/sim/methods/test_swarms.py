@@ -52,6 +52,7 @@ def averaged(quadratics: Quadratics) -> np.ndarray:
     return quadratics.train(manifest_of()).anchor
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", MIXINGS)
 def test_gossip_mixes_what_replicas_trained(seed: int, name: str) -> None:
     quadratics, mixing = Quadratics(REPLICAS, seed), MIXINGS[name]()
@@ -166,6 +167,7 @@ def test_round_that_too_few_survive_is_drawn_again_without_the_dead(seed: int) -
     assert all(len(leases[replica]) > 1 for replica in range(8))
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_every_preset_of_one_process_has_its_swarm(seed: int, name: str) -> None:
     assert PRESETS[name](100).lacks

@@ -72,6 +72,7 @@ def test_no_loss_changes_before_the_liars_begin(seed: int) -> None:
     assert honest.losses[2:] != attacked.losses[2:]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["scale", "nan", "searched_ipm"])
 def test_bare_mean_is_ruined_where_the_default_rule_goes_on(name: str, seed: int) -> None:
     assert play(STAGE, ATTACKS[name](), undefended, seed).loss_last == math.inf
@@ -105,6 +106,7 @@ def test_limits_name_attacks_that_there_are_and_grow_for_small_groups() -> None:
     assert limit_of("label_flip", 8, 3) == 2.5 * 25.0
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("peers", [4, 8, 16])
 def test_rule_without_its_filter_breaks_a_limit_in_every_size(peers: int, seed: int) -> None:
     stage = LyingStage(peers=peers, liars=peers // 4)
@@ -116,6 +118,7 @@ def test_rule_without_its_filter_breaks_a_limit_in_every_size(peers: int, seed: 
     assert is_kept == [True, False]
 
 
+@pytest.mark.extended
 def test_attack_that_does_no_harm_undefended_is_told_and_not_judged(seed: int) -> None:
     found = rows(STAGE, [seed], ("zero", "scale"))
     assert [row.verdict for row in found] == ["kept", "told", "kept"]
@@ -179,6 +182,7 @@ def test_row_without_a_limit_is_told_and_not_judged(seed: int) -> None:
     assert zero.is_kept
 
 
+@pytest.mark.extended
 def test_what_was_played_is_not_played_again_unless_the_sources_differ(tmp_path: Path) -> None:
     stage = LyingStage(peers=5, liars=1, rounds=3, attacked_from=1)
     takes = takes_of(stage, [0], ("scale",), with_bare=True)

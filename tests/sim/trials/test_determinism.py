@@ -41,5 +41,12 @@ def test_two_processes_with_two_hash_seeds_run_the_same_world(seed):
     arguments = ("mixed", "--seeds", str(seed % 1000), "--peers", "5", "--jobs", "1")
     first, again = (swept(sys.executable, hash_seed, *arguments) for hash_seed in ("1", "2"))
     assert first["trace_hash"] == again["trace_hash"]
-    other = swept(sys.executable, "1", "mixed", "--seeds", str(seed % 1000 + 1), "--peers", "5")
+
+
+@pytest.mark.extended
+def test_worlds_of_two_seeds_have_two_traces(seed):
+    seeds = (seed % 1000, seed % 1000 + 1)
+    first, other = (
+        swept(sys.executable, "1", "mixed", "--seeds", str(one), "--peers", "5") for one in seeds
+    )
     assert other["trace_hash"] != first["trace_hash"]

@@ -94,6 +94,7 @@ def told(fault, **changes):
     return played.outcome, [(note.at_s, note.text) for note in played.notes if note.is_fault]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -129,6 +130,7 @@ def test_newcomer_joins_and_contributes():
     assert "6 listed, 6 in the next" in played.notes[-1].text
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("phase", [name for name in IN_EVERY_RUN if name != "NEWATTEMPT sent"])
 def test_fault_in_a_phase_strikes_a_node_that_is_there(phase):
     fault = f'kind = "bounce", round = 7, phase = "{phase}", victims = ["any"], duration_s = 2.0'
@@ -165,6 +167,7 @@ def test_fault_that_strikes_some_of_its_victims_is_told_as_partial():
     assert (outcome.faults_missed, outcome.faults_partial) == (0, 1)
 
 
+@pytest.mark.extended
 def test_closer_is_struck_where_the_closer_is_meant_and_its_attempt_fails():
     fault = 'kind = "crash", round = 7, phase = "COMMIT sent", victims = '
     attempts = {}
@@ -177,6 +180,7 @@ def test_closer_is_struck_where_the_closer_is_meant_and_its_attempt_fails():
     assert attempts == {"closer": 1, "next closer": 0}
 
 
+@pytest.mark.extended
 def test_phase_of_a_failed_attempt_comes_where_its_closer_is_gone():
     crash = 'kind = "crash", round = 7, phase = "COMMIT sent", victims = ["closer"]'
     bounce = 'kind = "bounce", round = 7, phase = "NEWATTEMPT sent", victims = ["any"]'

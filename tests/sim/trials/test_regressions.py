@@ -111,6 +111,7 @@ FOUND = [
 ]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("found", FOUND, ids=lambda found: f"{found.file}-{found.seed}")
 def test_seed_finds_its_fault_where_the_mend_is_undone_and_nothing_else(found):
     scenario = read_scenario_file(FOLDER / f"{found.file}.toml")

@@ -60,6 +60,7 @@ def test_failure_is_found_shrunk_and_replayed_with_its_trace(forgetful, tmp_path
     assert "adopted" in shown
 
 
+@pytest.mark.extended
 def test_replay_says_when_the_trace_is_another_one(forgetful, tmp_path, capsys, monkeypatch):
     seed = failing_seed()
     path = tmp_path / "small.toml"
@@ -125,6 +126,7 @@ def test_size_goes_down_to_what_is_needed():
     assert (best.peers, best.rounds, best.cells, best.timetable) == ((3, 3), 5, 1, ())
 
 
+@pytest.mark.extended
 def test_search_ends_when_its_tries_are_spent():
     _, tried = shrunk(lambda found: "I3" if len(found.timetable) == 8 else None)
     assert len(tried) < 100

@@ -53,6 +53,7 @@ def test_run_tells_what_happened_and_what_was_kept(files):
     assert "3 rounds sealed, 0 carried" in shown
 
 
+@pytest.mark.extended
 def test_run_with_liars_tells_what_they_met_and_how_many_were_banned(files):
     nine = ("run", "open-calm", "--seed", "1", "--peers", "9", "--rounds", "6")
     assert "banned" not in barnraise(*nine).output
@@ -119,6 +120,7 @@ def test_list_names_all_and_what_is_to_come():
     assert "not yet: " in shown
 
 
+@pytest.mark.extended
 def test_sweep_writes_failures_that_replay(files):
     result = barnraise(
         *("sweep", "tiny.toml", "fails.toml", "--seeds", "0..1", "--jobs", "2"),

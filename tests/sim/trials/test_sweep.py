@@ -58,6 +58,7 @@ def test_every_seed_of_every_scenario_runs_once_as_it_would_alone(workers):
     assert all(worker.poll() is not None for worker in workers)
 
 
+@pytest.mark.extended
 def test_interrupt_leaves_what_there_is_and_no_process(workers):
     def came(outcome):
         if outcome is not None:
@@ -70,6 +71,7 @@ def test_interrupt_leaves_what_there_is_and_no_process(workers):
     assert all(worker.poll() is not None for worker in workers)
 
 
+@pytest.mark.extended
 def test_world_that_takes_its_process_with_it_costs_its_seed_alone(workers):
     killed: list[int] = []
 
@@ -86,6 +88,7 @@ def test_world_that_takes_its_process_with_it_costs_its_seed_alone(workers):
     assert len(workers) == 2
 
 
+@pytest.mark.extended
 def test_worker_ends_with_its_input():
     worker = sweeping._Worker({"a": scenario(TINY, name="a")}, deque(), SimpleQueue())
     process = worker._started()

@@ -46,6 +46,7 @@ def test_what_a_seed_drew_plays_as_the_seed_itself():
         assert replace(one, wall_s=0.0) == replace(other, wall_s=0.0)
 
 
+@pytest.mark.extended
 def test_hash_seed_of_the_interpreter_changes_nothing():
     program = (
         "from tests.sim.trials.scenarios import scenario\n"
@@ -102,6 +103,7 @@ def test_run_may_stop_without_a_quorum_and_only_then():
     assert violation(with_faults(parted, rest=rest)) is not None
 
 
+@pytest.mark.extended
 def test_standstill_is_expected_and_checked():
     rest = "[expect]\nfinishes = false\nseals_after_max = 1\n[limits]\nvirtual_s = 60.0"
     assert violation(with_faults(CRASH_MOST, rest=rest)) is None
@@ -111,6 +113,7 @@ def test_standstill_is_expected_and_checked():
     assert violation(with_faults(never, rest=rest)) == "finishes"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("expect", "allowed", "forbidden"),
     [
@@ -125,6 +128,7 @@ def test_expectation_holds_where_it_may_and_fails_where_it_must(expect, allowed,
         assert violation(with_faults(BOUNCE, rounds=14, rest=rest)) == name
 
 
+@pytest.mark.extended
 def test_rounds_that_list_nobody_are_counted_and_may_be_too_many(monkeypatch):
     rest = "[expect]\nsealed_share = {}"
     # The rare branch in which a closer lets its round carry.
@@ -158,6 +162,7 @@ def test_code_that_forgets_its_signatures_is_found_out(monkeypatch):
     assert violation(with_faults(fault)) == "I1"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("seed", [47, 125])
 def test_node_that_wants_a_state_that_nobody_kept_is_told_so_and_comes_back_soon(seed):
     # A branch of many rounds became final at once; the joiner learnt of the chain in between.
@@ -165,6 +170,7 @@ def test_node_that_wants_a_state_that_nobody_kept_is_told_so_and_comes_back_soon
     assert outcome.violation is None, outcome.violation
 
 
+@pytest.mark.extended
 def test_what_was_committed_on_a_branch_that_comes_back_is_not_what_the_trainer_holds():
     # It fell back, began anew, and had the rounds of its branch again as final ones: the residual
     # of what it had made meanwhile, and nobody was sent, passed for that of the listed one (I5).
@@ -172,6 +178,7 @@ def test_what_was_committed_on_a_branch_that_comes_back_is_not_what_the_trainer_
     assert outcome.violation is None, outcome.violation
 
 
+@pytest.mark.extended
 def test_commit_in_the_round_that_a_branch_begins_with_does_not_go_on_from_the_branch():
     # Its closer woke behind four rounds of the branch: a node that had trained for that round, and
     # had told nobody, committed to it then. Its residual is not that of the branch (I5).

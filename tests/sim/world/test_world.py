@@ -7,6 +7,8 @@ import sys
 import weakref
 from pathlib import Path
 
+import pytest
+
 from node.holdings.shard_store import State
 from protocol import events as ev
 from protocol.core.node_core import CHAIN_KEPT
@@ -40,6 +42,7 @@ def skeleton(seed: int) -> World:
     return world
 
 
+@pytest.mark.extended
 def test_sixteen_peers_seal_twenty_rounds_with_equal_anchors_and_one_trace(seed):
     world = skeleton(seed)
     nodes = list(world.nodes.values())
@@ -216,6 +219,7 @@ def test_samples_of_the_whole_run_are_used_or_unused_and_none_is_in_doubt(seed):
     assert clock.tokens + sum(gap.stop - gap.first for gap in clock.unused) == clock.cursor
 
 
+@pytest.mark.extended
 def test_latecomer_gets_from_the_journal_what_of_the_chain_is_no_longer_in_memory(seed):
     world = world_of(1, seed=seed, rounds=CHAIN_KEPT + 40)
     world.until_round(CHAIN_KEPT + 20, max_s=1000.0)

@@ -1,5 +1,7 @@
 """R4 in worlds: who is left goes on provisionally, branches meet, and become final or give way."""
 
+import pytest
+
 from node.reporting.tracing import Advanced, Began, Confirmed, FellBack, Record
 from sim.world.nodes import peer_named
 from tests.node.builders import peers_named
@@ -39,6 +41,7 @@ def test_last_one_goes_on_and_its_rounds_become_final_when_the_others_are_back(s
     assert set(world.listed[40]) == {last, *others}
 
 
+@pytest.mark.extended
 def test_restarted_node_stands_on_its_branch_again(seed):
     world = world_of(3, seed=seed, rounds=30)
     world.until_round(5)
@@ -59,6 +62,7 @@ def test_restarted_node_stands_on_its_branch_again(seed):
     world.finish()
 
 
+@pytest.mark.extended
 def test_two_sides_without_a_quorum_stand_on_one_branch_when_they_meet(seed):
     """Four of nine are parted into two and two, five are gone: no quorum before or after."""
     world = world_of(9, seed=seed, rounds=60)
@@ -85,6 +89,7 @@ def test_two_sides_without_a_quorum_stand_on_one_branch_when_they_meet(seed):
     world.finish(max_s=400.0)
 
 
+@pytest.mark.extended
 def test_newcomer_is_seated_on_a_branch(seed):
     world = world_of(3, seed=seed, rounds=60)
     world.until_round(5)

@@ -45,6 +45,7 @@ def lose_checkpoints(world: World, peer, count: int) -> None:
         files.unlink(CHECKPOINTS_FOLDER / name)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("at", [YOUNG, OLD])
 @pytest.mark.parametrize("lost", [1, 3])
 @pytest.mark.parametrize("peers", [2, 3, 5])

@@ -79,6 +79,7 @@ def manifest_of(codec: str, topology: str = "butterfly", **settings: float) -> R
     return replace(manifest, timing=timing, outer=outer)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("peers", "manifest"),
     [

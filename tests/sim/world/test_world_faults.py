@@ -41,6 +41,7 @@ def strike(
     return struck
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES.keys())
 def test_survivors_of_a_crash_in_any_phase_seal_every_round_to_the_bit(phase, seed):
     world = world_of(5, seed=seed, rounds=20)
@@ -57,6 +58,7 @@ def test_survivors_of_a_crash_in_any_phase_seal_every_round_to_the_bit(phase, se
     assert all(node.anchors == world.living()[0].anchors for node in world.living())
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES.keys())
 def test_frozen_peer_is_passed_over_and_on_waking_says_nothing_wrong(phase, seed):
     world = world_of(5, seed=seed, rounds=16)
@@ -117,6 +119,7 @@ def test_majority_that_is_gone_seals_nothing_more(seed):
 # Loss -------------------------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_swarm_that_loses_and_repeats_one_in_twenty_seals_every_round(seed):
     world = world_of(5, seed=seed, rounds=20, link=Link(loss=0.05, duplication=0.05))
     world.finish()
@@ -185,6 +188,7 @@ def test_peer_that_was_cut_off_catches_up_and_contributes_again(seed):
     assert lonely in world.listed[16]
 
 
+@pytest.mark.extended
 def test_two_peers_that_cannot_reach_each_other_still_agree(seed):
     world = world_of(5, seed=seed, rounds=10)
     world.until_round(5)

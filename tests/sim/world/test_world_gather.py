@@ -127,6 +127,7 @@ def test_rule_over_whole_vectors_needs_no_word_of_others(name: str, seed: int) -
     assert not said[Kind.GRAM]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("phase", ["COMMIT sent", "HAVE sent", "VOTE sent", "AGG sent"])
 def test_death_in_any_phase_costs_no_round(phase: str, seed: int) -> None:
     world, _ = world_of(seed=seed, num_peers=4, rounds=VICTIM_ROUND + 2)
@@ -167,6 +168,7 @@ def test_who_lost_all_parts_with_its_memory_serves_the_result_instead(seed: int)
     assert sent[Bulk.RESULT]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -43,6 +43,7 @@ def said(world: WatchedWorld, kind: Kind) -> int:
     return sum(m.slot.kind is kind for view in views for m in view.ballots.messages())
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", STATS)
 def test_rule_over_whole_vectors_gives_its_bits_on_every_node(name, seed):
     world = world_of(name, seed=seed, trust="open" if name == "default" else "friends")
@@ -59,6 +60,7 @@ def test_rule_that_needs_no_gram_matrix_sends_none(seed):
     assert not said(world, Kind.GRAM)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("trust", ["friends", "open"])
 @pytest.mark.parametrize("phase", ["VOTE sent", "GRAM recorded", "GRAM sent"])
 def test_death_of_a_reducer_before_or_behind_its_gram_matrix_costs_no_round(phase, trust, seed):
@@ -80,6 +82,7 @@ def test_death_of_a_reducer_before_or_behind_its_gram_matrix_costs_no_round(phas
     assert all(c.value.commits for c in world.living()[0].core.chain[1:]), "a round was carried"
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("trust", ["friends", "open"])
 def test_lie_about_a_gram_matrix_passes_among_friends_and_not_in_an_open_run(trust, seed):
     world = world_of("norm_clip", seed=seed, trust=trust, rounds=9)

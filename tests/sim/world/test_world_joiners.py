@@ -110,6 +110,7 @@ def test_state_that_takes_many_rounds_is_fetched_once_and_the_rounds_are_stepped
     assert len({node.anchors[index] for node in swarm.world.nodes.values()}) == 1
 
 
+@pytest.mark.extended
 def test_source_that_dies_costs_nothing_of_what_it_gave(seed, monkeypatch):
     swarm = Swarm(seed, state_bytes_per_s=4000.0, monkeypatch=monkeypatch)
     swarm.join()
@@ -121,6 +122,7 @@ def test_source_that_dies_costs_nothing_of_what_it_gave(seed, monkeypatch):
     assert swarm.state_bytes <= STATE_BYTES * 1.35
 
 
+@pytest.mark.extended
 def test_restart_in_the_middle_goes_on_with_what_is_on_the_disk(seed, monkeypatch):
     swarm = Swarm(seed, state_bytes_per_s=4000.0, monkeypatch=monkeypatch)
     swarm.join()
@@ -135,6 +137,7 @@ def test_restart_in_the_middle_goes_on_with_what_is_on_the_disk(seed, monkeypatc
     assert swarm.state_bytes <= STATE_BYTES * 1.5
 
 
+@pytest.mark.extended
 def test_power_cut_in_the_middle_does_no_harm(seed, monkeypatch):
     swarm = Swarm(seed, state_bytes_per_s=8000.0, monkeypatch=monkeypatch)
     swarm.join()
@@ -148,6 +151,7 @@ def test_power_cut_in_the_middle_does_no_harm(seed, monkeypatch):
     assert swarm.world.faults == []
 
 
+@pytest.mark.extended
 def test_silent_source_loses_its_cells_and_the_joiner_waits_for_nobody(seed, monkeypatch):
     swarm = Swarm(seed, monkeypatch=monkeypatch)
     swarm.world.set_link(PEERS[2], JOINER, Link(latency_s=(0.01, 0.05), bytes_per_s=50.0))
@@ -158,6 +162,7 @@ def test_silent_source_loses_its_cells_and_the_joiner_waits_for_nobody(seed, mon
     swarm.until_seated()
 
 
+@pytest.mark.extended
 def test_everything_that_a_joiner_is_told_is_of_one_seal_at_a_time(seed, monkeypatch):
     subjects: list[bytes] = []
     sent = Transfers._send
@@ -174,6 +179,7 @@ def test_everything_that_a_joiner_is_told_is_of_one_seal_at_a_time(seed, monkeyp
     assert len(subjects) == 1
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("bulk", [Bulk.STATE, Bulk.STEP])
 def test_peer_that_asks_for_what_is_not_there_gets_nothing(seed, monkeypatch, bulk):
     swarm = Swarm(seed, monkeypatch=monkeypatch)

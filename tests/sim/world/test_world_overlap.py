@@ -135,6 +135,7 @@ def fetching(records: list[Record], peer: PeerId, sealed: int) -> list[Record]:
     return [record for record in changed if record is not adopted]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("index", "residual", "is_broken"),
     [

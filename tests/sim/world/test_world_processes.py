@@ -77,6 +77,7 @@ def hard_world(seed: int) -> TracedWorld:
 # One seed, one trace ----------------------------------------------------------------------------
 
 
+@pytest.mark.extended
 def test_one_seed_gives_one_trace_in_one_process_and_under_any_hash_seed(seed):
     while len((world := hard_world(seed)).of(Adopted)) <= 3:
         seed += 1  # Its disks fail before anything happens, and that shows nothing.
@@ -169,6 +170,7 @@ def test_wire_encoding_of_all_frames_changes_nothing(seed):
     assert len(traces) == 1
 
 
+@pytest.mark.extended
 def test_rare_branches_are_taken_and_the_run_comes_to_its_end_all_the_same(seed):
     settings = WorldSettings(rare=0.02)
     world = traced(A, B, C, seed=seed, rounds=12, settings=settings)

@@ -6,6 +6,8 @@ from itertools import pairwise
 from statistics import median
 from unittest.mock import patch
 
+import pytest
+
 from node.holdings.states import round_config
 from protocol.identity import PeerId
 from protocol.rounds.reducers import slices
@@ -49,6 +51,7 @@ def _shares(world: World, index: int) -> dict[PeerId, int]:
     return found
 
 
+@pytest.mark.extended
 def test_uplink_ten_times_slower_sums_a_tenth_and_rounds_are_faster_for_it(seed):
     slow = replace(LINE, bytes_per_s=LINE.bytes_per_s / 10)
     world, by_rate_s = paced(seed, slow=slow)

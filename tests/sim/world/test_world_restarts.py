@@ -39,6 +39,7 @@ def finish(world: WatchedWorld) -> None:
     world.finish()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("back_s", [0.0, 8.0])
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
 def test_node_killed_in_any_phase_comes_back_and_takes_part(phase, back_s, seed):
@@ -55,6 +56,7 @@ def test_node_killed_in_any_phase_comes_back_and_takes_part(phase, back_s, seed)
     assert victim in world.listed[world.manifest.rounds]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["parts sent", "HAVE sent", "VOTE sent", "AGG sent", "SEAL sent"])
 def test_node_that_trains_alone_is_killed_in_any_phase_and_its_round_counts(name, seed):
     phase = PHASES[name]
@@ -65,6 +67,7 @@ def test_node_that_trains_alone_is_killed_in_any_phase_and_its_round_counts(name
     assert world.listed[VICTIM_ROUND] == (victim,)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("num_nodes", [1, 2, 3, 4])
 def test_kills_at_any_moment_make_no_node_contradict_itself_or_the_others(num_nodes, seed):
     world = world_of(num_nodes, seed=seed, rounds=16)
@@ -75,6 +78,7 @@ def test_kills_at_any_moment_make_no_node_contradict_itself_or_the_others(num_no
     assert len(killed) >= 3
 
 
+@pytest.mark.extended
 def test_trainer_that_is_killed_behind_a_branch_that_was_left_takes_over_nothing_of_it():
     # At this seed it contributed on the branch, too late for the seal that ended it (R4, R6).
     world = world_of(4, seed=29, rounds=16)
@@ -98,6 +102,7 @@ def test_nodes_killed_all_together_go_on_together(num_nodes, seed):
     finish(world)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("back_s", [0.0, 5.0])
 @pytest.mark.parametrize("name", ["COMMIT sent", "VOTE sent", "SEAL sent"])
 def test_node_whose_disk_is_lost_asks_keeps_silent_and_takes_part_again(name, back_s, seed):

@@ -50,6 +50,7 @@ class Swarm:
         return (self.founder.round - first) / seconds
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("latency_s", [0.01, 0.05, 0.1])
 def test_joiner_is_seated_by_a_founder_whose_rounds_are_shorter_than_its_way(seed, latency_s):
     swarm = Swarm(seed, members=1, latency_s=latency_s)
@@ -73,6 +74,7 @@ def test_joiner_whose_state_takes_a_hundred_such_rounds_fetches_it_once(seed):
     assert swarm.synced[-1] - swarm.synced[0] <= 24, "and few rounds were sealed meanwhile"
 
 
+@pytest.mark.extended
 def test_member_that_holds_its_commit_is_listed_by_the_others(seed):
     swarm = Swarm(seed, members=3, latency_s=0.02)
     swarm.world.join(JOINER)

@@ -88,11 +88,13 @@ def check(world: WatchedWorld) -> None:
     assert len(afters) > 2 * (PEERS + 1), "the feedback has something to carry"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("preset", PRESETS_HERE)
 def test_latecomer_kill_and_partition_leave_one_state(seed: int, preset: str) -> None:
     check(stream(seed, preset, is_summed=preset == "streaming_diloco"))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("preset", PRESETS_HERE)
 def test_peers_that_encode_in_bits_of_their_own_have_one_state(seed: int, preset: str) -> None:
     """Sums and residuals are made again from the wire, where nothing but sizes tells the bits."""

@@ -42,6 +42,7 @@ def check(name: str, x_N: NDArray[np.float32], device: torch.device) -> None:
     assert np.count_nonzero(is_far_N) <= 1e-3 * len(x_N)
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("name", [*EXACT, *SUMMED])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_payload_of_a_tensor_is_that_of_the_vector(name: str, shape: str, seed: int) -> None:
@@ -77,6 +78,7 @@ def test_nothing_of_a_tensor_passes_through_numpy_but_its_payload(
         assert sum(moved) == len(payload)
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("name", [*EXACT, *SUMMED])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_of_an_encoder_is_done_on_a_device_that_is_not_the_hosts(

@@ -171,6 +171,7 @@ def test_segments_are_all_steps_once_and_moments_count_them(tmp_path, seed):
         assert counts == [index * STEPS + step for step in (0, 1, 3, 5)]
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
 @pytest.mark.parametrize("listed", [True, False])
 def test_chain_has_no_gap_wherever_a_trainer_dies(tmp_path, seed, moment, listed):

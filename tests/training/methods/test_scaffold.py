@@ -191,6 +191,7 @@ def kept_bits(solo: Solo) -> tuple[bytes | None, ...]:
     return tuple(vectors[name].tobytes() if name in vectors else None for name in names)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
 def test_a_restart_changes_no_bit_of_a_run_with_variates(

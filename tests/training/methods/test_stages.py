@@ -107,6 +107,7 @@ def test_fragments_are_synced_at_once_and_then_in_flight(seed: int) -> None:
     assert both[-1] != alone[-1]
 
 
+@pytest.mark.quick(each="moment")
 @pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
 @pytest.mark.parametrize("dies_in", [1, FROM - 1, FROM, FROM + 1])
