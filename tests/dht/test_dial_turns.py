@@ -94,6 +94,7 @@ def made_up(rng: random.Random, numbers: "itertools.count[int]") -> tuple[Contac
     )
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("is_silent", [False, True])
 @pytest.mark.parametrize("is_paced", [False, True])
 async def test_replies_that_name_the_dead_have_ten_a_second_dialled_and_hide_nobody(
@@ -123,6 +124,7 @@ async def test_replies_that_name_the_dead_have_ten_a_second_dialled_and_hide_nob
     assert took_s < IN_S
 
 
+@pytest.mark.extended
 async def test_turns_make_no_newcomer_of_a_swarm_wait_whose_peers_are_there(
     autojump_clock: MockClock,
 ) -> None:

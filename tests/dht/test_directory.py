@@ -30,6 +30,7 @@ async def test_nodes_told_of_one_peer_find_each_other_and_all_records(
         assert all(node.knows(other) for node in nodes for other in nodes if other is not node)
 
 
+@pytest.mark.extended
 async def test_40_nodes_keep_a_record_at_eight_and_find_it_from_everywhere(
     autojump_clock: MockClock,
 ) -> None:

@@ -118,6 +118,7 @@ def test_model_predicts_a_byte_from_those_before_it_alone(module) -> None:
     assert not same_BT[0, 9:].all()
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("module", [own_model, plain_loop], ids=["own_model", "plain_loop"])
 def test_model_learns_a_text_that_repeats_itself(module) -> None:
     torch.manual_seed(0)

@@ -69,6 +69,7 @@ async def test_node_that_only_starts_says_so(tmp_path: Path) -> None:
         assert server.ask().status == 503
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("route", [*ROUTES, "/", "/v1/nothing"])
 @pytest.mark.parametrize("authorization", [None, "", "Bearer ", "Bearer x", "basic", "Bearer é"])
 async def test_nothing_is_told_without_the_token(

@@ -36,7 +36,7 @@ def play(seed: int, *, rounds: int = 20) -> Mixed:
         return mixed
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("number", range(3))
 def test_samples_that_are_forgotten_are_counted_in_worlds_too(seed, number):
     # A world that ends early, with the disk of whoever is a quorum alone, says too little.

@@ -43,6 +43,7 @@ def signed(number: int, key: Key = KEY, *, sequence: int = 1, value: bytes = b"v
     return sign_record(signer, key, value, sequence=sequence, expires_unix_s=int(WALL_S) + 600)
 
 
+@pytest.mark.extended
 def test_lookups_in_200_nodes_find_the_truly_closest(network: Network, seed: int) -> None:
     rng = random.Random(f"{seed}/keys")
     num_missed = 0

@@ -89,7 +89,7 @@ async def announce_all(nodes: list[Node]) -> set[bytes]:
     return {b"honest %d" % number for number in range(len(nodes))}
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", POISONS)
 async def test_poison_is_not_stored_and_honest_records_are_found(
     autojump_clock: MockClock, name: str

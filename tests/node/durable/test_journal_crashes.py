@@ -170,6 +170,7 @@ def check_every_crash(
     return len(seen)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", HISTORIES)
 def test_power_may_go_at_every_operation(name):
     history, is_wiped = HISTORIES[name]
@@ -208,7 +209,7 @@ def open_once(files: SimFiles, promise: Promise) -> Operations:
     return operations
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("goes_on", [False, True], ids=["ends", "goes on"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC], ids=errno.errorcode.get)
 @pytest.mark.parametrize("name", HISTORIES)
@@ -239,7 +240,7 @@ def test_process_may_be_killed_after_any_operation_that_failed():
             raise
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(8))
 def test_power_may_go_at_every_operation_of_any_history(seed):
     history = random_history(random.Random(f"{seed}/history"), 12)

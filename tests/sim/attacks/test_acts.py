@@ -212,7 +212,7 @@ def test_act_costs_nobody_honest_anything(attack, peers, seed_of_world):
     assert judged(case).broken == "", case.command
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "act",
     [

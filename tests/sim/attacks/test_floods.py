@@ -100,7 +100,7 @@ def test_there_is_a_flood_of_every_frame_and_of_every_kind_of_message():
 WORST = ("AGG", "GRAM", "HAVE", "Heartbeat", "SEAT", "StatusAsk", "Want")
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "kind",
     [

@@ -37,7 +37,7 @@ def test_ghosts_sit_where_nobody_looks_who_is_linked_and_are_not_waited_for(seed
     assert (outcome.honest_seats_lost, outcome.honest_votes_lost) == (0, 0)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("seed", range(2))
 def test_ghosts_without_a_link_of_their_own_get_no_seat(seed):
     outcome, seats = haunted(seed)

@@ -60,6 +60,7 @@ class Seen:
             self.members = value.roster.member_set
 
 
+@pytest.mark.extended
 def test_closer_of_all_rounds_leaves_one_out_of_all_of_them_and_takes_no_seat(seed):
     seen = Seen(seed, "leaves_out", is_rotating=False)
     assert seen.broken is None

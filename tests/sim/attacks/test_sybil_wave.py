@@ -41,6 +41,7 @@ def test_wave_outweighs_whoever_was_there_where_there_is_no_ramp(seed):
     assert share > 0.5
 
 
+@pytest.mark.extended
 def test_wave_weighs_nothing_in_its_probation_and_costs_the_run_nothing(seed):
     outcome, share = played(attacked(), seed)
     assert outcome.violation is None
@@ -61,6 +62,7 @@ def _earned_twice(seats, listed, round_index, law):
     return ramp.earned(ramp.earned(seats, listed, round_index, law), listed, round_index, law)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("broken", "substitute", "told"),
     [

@@ -66,6 +66,7 @@ def test_third_that_vanishes_unheard_hides_nobody(seed):
         assert found.took_s < 8.0
 
 
+@pytest.mark.extended
 def test_what_nobody_renews_expires_and_what_is_renewed_stays(seed):
     meeting, peers = meeting_of(24, seed=seed)
     writers = announce(meeting, peers, ttl_s=120.0)
@@ -93,6 +94,7 @@ def test_lost_messages_cost_time_and_no_truth(seed):
     assert complete >= 0.9 * len(founds)
 
 
+@pytest.mark.extended
 def test_network_that_loses_its_first_node_goes_on(seed):
     meeting, peers = meeting_of(24, seed=seed)
     meeting.vanish(peers[0])

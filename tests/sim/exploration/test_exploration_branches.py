@@ -135,7 +135,7 @@ def test_looser_wording_of_branches_is_found_far_away(loosen, model, bounds, exp
     check_loosened(loosen, model, bounds, expected)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "bounds", [*OVERLAPS.values(), pytest.param(OverlapBounds(), marks=pytest.mark.slow)]
 )

@@ -61,6 +61,7 @@ def test_branch_that_becomes_final_follows_nobody_of_before():
     assert not result.violation, result.trace
 
 
+@pytest.mark.extended
 def test_running_machines_keep_their_promises_on_random_walks(seed):
     result = walk(RunningBranches(UNLIKE), Bound(states=60, depth=60), seed=seed)
     assert not result.violation, (result.seed, result.trace)
@@ -214,7 +215,7 @@ BROKEN = [
 ]
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("loosen", "span", "before", "expected"), BROKEN)
 def test_looser_wording_of_branches_is_found_in_running_machines(loosen, span, before, expected):
     violation, length = expected

@@ -109,7 +109,7 @@ MODELS = {
 }
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", MODELS)
 def test_shipped_rules_keep_their_promises_in_every_state_within_the_bound(name):
     model: Any = MODELS[name]()
@@ -134,6 +134,7 @@ def test_shipped_rules_keep_their_promises_on_random_walks(seed):
     assert result.states >= 600
 
 
+@pytest.mark.extended
 def test_remembered_steps_are_what_a_machine_does_that_has_never_been_exchanged(seed):
     """Equal keys mean equal futures: a machine that goes all the way by itself, with its own clock
     and past, signs what the remembered ones sign, which others have left in that state."""

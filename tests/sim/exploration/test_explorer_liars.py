@@ -14,6 +14,7 @@ TWO_SEALS = "S1: two values are final in one round"
 STANDS_STILL = "L1: the living do not seal within v + 2 attempts"
 
 
+@pytest.mark.extended
 def test_one_liar_who_says_all_there_is_of_one_attempt_breaks_nothing():
     result = explore(Lying(LiarScope(attempts=1, every=200)), Bound(states=10_000))
     assert (result.outcome, result.violation) == ("exhausted", ""), result.trace
@@ -175,6 +176,7 @@ CONTRADICTED = (
 """B is locked on a LIST; A on another, certified later with a VOTE of L."""
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("loosened", [looser.second_counts_for_nothing, looser.third_is_dropped])
 def test_vote_that_contradicts_others_is_part_of_a_certificate(loosened):
     """L told B two other things before: then B could never be shown what frees it from its lock."""

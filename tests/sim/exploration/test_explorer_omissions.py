@@ -61,7 +61,7 @@ TOLD_TO_ONE = tuple(Habit(Kind.COMMIT, ONE, name) for name in "ABC")
 and the closer has not heard of it."""
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("loosened", "plan", "violation"),
     [

@@ -73,7 +73,7 @@ def test_two_rounds_in_flight_end_in_every_order_of_what_follows_their_commits()
     assert result.states > 5000
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("fragment_cells", [(1, 2), (2,)])
 def test_random_walks_with_two_rounds_in_flight_break_nothing(seed, fragment_cells):
     """Also where both are about one fragment: a round of delay."""

@@ -20,7 +20,7 @@ def test_one_liar_takes_no_seat_and_no_vote_by_what_it_says_of_others(name):
     assert result.transitions > 500
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("loosened", "scope", "violation"),
     [

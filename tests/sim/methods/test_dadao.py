@@ -39,6 +39,7 @@ class Losses:
         return float(np.abs(x_RN - self.best_N).max())
 
 
+@pytest.mark.extended
 def test_all_come_to_the_best_point_where_gossip_with_equal_steps_does_not(seed: int) -> None:
     losses = Losses(seed, 0.1)
     swarm = losses.dadao(seed=seed)

@@ -30,6 +30,7 @@ def rows(seed: int, replicas: int, numel: int = 50) -> np.ndarray:
     return np.random.default_rng(seed).normal(3.0, 2.0, (replicas, numel))
 
 
+@pytest.mark.quick(10)
 @pytest.mark.parametrize("name", MIXINGS)
 @pytest.mark.parametrize("replicas", [1, 2, 3, 7, 16])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])

@@ -26,6 +26,7 @@ def test_without_momentum_it_is_pairwise_gossip(seed: int) -> None:
     assert ours.payload_bytes == 2 * gossip.payload_bytes, "where it began, too"
 
 
+@pytest.mark.extended
 def test_pull_holds_replicas_together_that_momentum_drives_apart(seed: int) -> None:
     quadratics = Quadratics(REPLICAS, seed)
     held, loose = noloco(), noloco(pull=0.0)

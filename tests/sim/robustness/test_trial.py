@@ -106,7 +106,7 @@ def test_limits_name_attacks_that_there_are_and_grow_for_small_groups() -> None:
     assert limit_of("label_flip", 8, 3) == 2.5 * 25.0
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("peers", [4, 8, 16])
 def test_rule_without_its_filter_breaks_a_limit_in_every_size(peers: int, seed: int) -> None:
     stage = LyingStage(peers=peers, liars=peers // 4)

@@ -94,7 +94,7 @@ def told(fault, **changes):
     return played.outcome, [(note.at_s, note.text) for note in played.notes if note.is_fault]
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "kind",
     [
@@ -116,6 +116,7 @@ def test_fault_that_ends_strikes_once_and_the_run_goes_on(kind):
     assert [name for name, _ in outcome.recoveries] == [kind]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["crash", "leave"])
 def test_member_that_is_gone_for_good_is_missed_in_the_next_rosters(kind):
     played = play(with_faults(f'kind = "{kind}", round = 7, victims = ["n01"]'), 3)
@@ -130,7 +131,7 @@ def test_newcomer_joins_and_contributes():
     assert "6 listed, 6 in the next" in played.notes[-1].text
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("phase", [name for name in IN_EVERY_RUN if name != "NEWATTEMPT sent"])
 def test_fault_in_a_phase_strikes_a_node_that_is_there(phase):
     fault = f'kind = "bounce", round = 7, phase = "{phase}", victims = ["any"], duration_s = 2.0'
@@ -219,6 +220,7 @@ def test_fault_against_somebody_who_is_not_there_strikes_nobody():
         assert [text for _, text in notes] == [f"n01: no {kind}, there is nobody to hurt"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("gone", "later"),
     [("crash", "roll_back"), ("leave", "roll_back"), ("crash", "disk_full")],
@@ -240,6 +242,7 @@ def test_file_that_is_not_there_is_not_spoiled():
     assert [text for _, text in notes] == ["n01: no spoil_result, there is nobody to hurt"]
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("duration_s", "period_s"), [(2.0, 20.0), (5.0, 2.0)])
 def test_fault_that_comes_and_goes_ends_when_it_says(duration_s, period_s):
     fault = f'kind = "partition", round = 3, victims = ["n01"], duration_s = {duration_s}'

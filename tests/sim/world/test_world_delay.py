@@ -105,7 +105,7 @@ def test_contribution_waits_for_the_round_before_and_counts_from_the_one_before_
     assert len(set(anchors.values())) == ROUNDS + 1
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(10))
 def test_what_was_applied_is_what_was_sealed_whatever_dies(seed):
     """The sum of the aggregates of all seals is the way from the first anchor to the last one."""

@@ -41,7 +41,7 @@ def strike(
     return struck
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES.keys())
 def test_survivors_of_a_crash_in_any_phase_seal_every_round_to_the_bit(phase, seed):
     world = world_of(5, seed=seed, rounds=20)

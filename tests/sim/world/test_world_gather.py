@@ -59,6 +59,7 @@ def world_of(
     return world, sent
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("trust", ["friends", "open"])
 def test_all_contributions_travel_and_no_result_does(trust: str, seed: int) -> None:
     world, sent = world_of(seed=seed, trust=trust)
@@ -115,6 +116,7 @@ def _summed_by_slices(node: SimNode, value: SealValue) -> bytes:
     return result.root(0, cells)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", STATS)
 def test_rule_over_whole_vectors_needs_no_word_of_others(name: str, seed: int) -> None:
     trust = "open" if name == "default" else "friends"
@@ -168,7 +170,7 @@ def test_who_lost_all_parts_with_its_memory_serves_the_result_instead(seed: int)
     assert sent[Bulk.RESULT]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("name", "changes"),
     [

@@ -43,7 +43,7 @@ def said(world: WatchedWorld, kind: Kind) -> int:
     return sum(m.slot.kind is kind for view in views for m in view.ballots.messages())
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", STATS)
 def test_rule_over_whole_vectors_gives_its_bits_on_every_node(name, seed):
     world = world_of(name, seed=seed, trust="open" if name == "default" else "friends")
@@ -60,7 +60,7 @@ def test_rule_that_needs_no_gram_matrix_sends_none(seed):
     assert not said(world, Kind.GRAM)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("trust", ["friends", "open"])
 @pytest.mark.parametrize("phase", ["VOTE sent", "GRAM recorded", "GRAM sent"])
 def test_death_of_a_reducer_before_or_behind_its_gram_matrix_costs_no_round(phase, trust, seed):

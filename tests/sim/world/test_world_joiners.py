@@ -91,6 +91,7 @@ class Swarm:
         return progress.done if progress and progress.what == "state" else 0
 
 
+@pytest.mark.extended
 def test_state_that_takes_many_rounds_is_fetched_once_and_the_rounds_are_stepped(seed, monkeypatch):
     swarm = Swarm(seed, state_bytes_per_s=1500.0, monkeypatch=monkeypatch)
     swarm.join()

@@ -86,6 +86,7 @@ def test_trainer_that_is_killed_behind_a_branch_that_was_left_takes_over_nothing
     finish(world)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("num_nodes", [2, 3])
 def test_nodes_killed_all_together_go_on_together(num_nodes, seed):
     world = world_of(num_nodes, seed=seed, rounds=14)
