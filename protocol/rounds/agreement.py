@@ -4,7 +4,7 @@ Pure deciders over a RoundView; the machine signs what they return, once per slo
 (R3) is not asked.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from math import inf
 
@@ -89,7 +89,7 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
     if is_complete and view.attempt == 0 and not view.is_timed:
         view.is_timed = True
         if not _from_others(view):
-            deadline.observe(now_s - view.opened_s)
+            deadline.observe(_phase_s(view, [digest for _, digest, _ in view.commits()], now_s))
     elif view.attempt == 0:
         view.awaited_commits = frozenset(digest for _, digest, _ in view.commits())
         first = _first_to_sum(view)
@@ -148,7 +148,8 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
 
     Else a swarm whose lines are slower than its deadline would never know. Not of parts that others
     gave in their sender's place, nor of COMMITs that came behind the HAVE unless more did than may
-    lie: a liar would choose how long others wait. Returns whether the round was measured.
+    lie, nor how late the last COMMITs came before it, of so many as may lie: a liar would choose
+    how long others wait, each of them. Returns whether the round was measured.
     """
     if view.is_timed or view.opened_s is None:
         return False
@@ -168,12 +169,49 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
         num_late = len(view.ballots.commits) - len(view.awaited_commits)
         if num_late <= liars(len(view.electorate), view.trust):
             return False
-    from_others = _from_others(view)
-    pushed = [at_s for digest, at_s in view.late_s.items() if digest not in from_others]
-    if pushed or not view.late_s:
-        deadline.observe(max(pushed, default=now_s) - view.opened_s)
+        deadline.observe(now_s - view.opened_s)
+    elif not view.late_s:
+        deadline.observe(_phase_s(view, wanted, now_s))
+    else:
+        from_others, began_s = _from_others(view), _late_to_commit(view)
+        pushed = [
+            at_s - began_s.get(digest, view.opened_s)
+            for digest, at_s in view.late_s.items()
+            if digest not in from_others
+        ]
+        if pushed:
+            deadline.observe(max(pushed))
     view.is_timed = True
     return True
+
+
+def _phase_s(view: RoundView, digests: Collection[bytes], now_s: float) -> float:
+    """How long the parts of these COMMITs took, which are here."""
+    assert view.opened_s is not None
+    began_s = _late_to_commit(view)
+    if not began_s:
+        return now_s - view.opened_s
+    took_s = [
+        view.came_s.get(digest, now_s) - began_s.get(digest, view.opened_s)
+        for digest in digests
+        if digest != view.own_commit
+    ]
+    return max(0.0, max(took_s, default=0.0))
+
+
+def _late_to_commit(view: RoundView) -> dict[bytes, float]:
+    """In open runs when the last COMMITs of others came, behind the beginning of the round: of so
+    many as may lie. From then on their parts are waited for; how late they are is nobody's line."""
+    assert view.opened_s is not None
+    may_lie, commits = liars(len(view.electorate), view.trust), view.ballots.commits
+    if not may_lie:
+        return {}
+    late = [
+        (at_s, sender)
+        for sender, at_s in view.commit_s.items()
+        if at_s > view.opened_s and sender != view.me and sender in commits
+    ]
+    return {commits[sender][0]: at_s for at_s, sender in sorted(late)[-may_lie:]}
 
 
 def _first_to_sum(view: RoundView) -> list[Slice]:

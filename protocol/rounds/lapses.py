@@ -27,6 +27,7 @@ from protocol.rounds.proposal import (
 )
 from protocol.rounds.rare import Rare, never
 from protocol.rounds.reducers import Slice
+from protocol.rounds.roster import blocking
 from protocol.rounds.round_view import RoundView
 
 HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER = 1.25, 2.25
@@ -146,8 +147,29 @@ def _denied(view: RoundView, attempt: int, short: AbstractSet[PeerId]) -> set[Pe
     sealed; not of what its sender keeps back or gave late."""
     said, found = said_haves(view, attempt), set[PeerId]()
     for sender in _listed(view) - short - view.newcomers - view.absentees - view.overdue:
-        found |= _lacking(view, said, sender)
+        lacking = _lacking(view, said, sender)
+        found |= {peer for peer in lacking if not _may_be_untold(view, peer, attempt, sender)}
     return found
+
+
+def _may_be_untold(view: RoundView, reducer: PeerId, attempt: int, sender: PeerId) -> bool:
+    """Whether a reducer of an open run may have said what it holds before it knew that COMMIT.
+
+    Who lies may tell it to some alone, and the last of the others hears of it `relayed_s` later. An
+    honest one waits for it to its deadline: who speaks before that knows whom it denies.
+    """
+    said_s = view.said_s.get((attempt, reducer), -math.inf)
+    if view.belief.words < 2 or said_s < _begun_s(view) + view.least_s:
+        return False
+    return said_s < view.commit_s.get(sender, math.inf) + view.relayed_s
+
+
+def _begun_s(view: RoundView) -> float:
+    """Before when the round began for nobody honest. It begins with the COMMITs of a quorum: this
+    node's may be one, and those of so many as may lie, who told that one alone; others tell all."""
+    num_others = len(view.electorate) - blocking(len(view.electorate), view.trust)
+    came_s = [view.commit_s[p] for p in view.electorate if p in view.commit_s and p != view.me]
+    return sorted(came_s)[num_others - 1] if 0 < num_others <= len(came_s) else view.started_s
 
 
 def _lacking(view: RoundView, said: Mapping[PeerId, Have], sender: PeerId) -> set[PeerId]:

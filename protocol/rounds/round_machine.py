@@ -78,7 +78,8 @@ PASSES_MAX = 10_000
 
 OVERDUE_AFTER = 0.75
 """In least deadlines from when the round was opened here: behind it a COMMIT may come too late for
-somebody's HAVE, whose clock of the round began earlier."""
+somebody's HAVE, whose clock of the round began earlier; before it nobody speaks who waits for one.
+"""
 
 
 class WorkRecord(Protocol):
@@ -262,6 +263,8 @@ class RoundMachine:
             return []
         if slot.kind is Kind.COMMIT:
             self._note_commit(view, message.sender, now_s)
+        elif slot.kind in (Kind.HAVE, Kind.HOLD):
+            view.said_s[slot.attempt, message.sender] = now_s
         elif slot.kind is Kind.LEAVE:
             self._left.add(message.sender)
         if (shown := attempt_shown(view, entry)) > view.attempt:
@@ -296,8 +299,8 @@ class RoundMachine:
     def _note_commit(self, view: RoundView, sender: PeerId, now_s: float) -> None:
         if not view.ballots.of(Kind.LIST, view.attempt):
             view.committed_s = now_s
-        least_s = OVERDUE_AFTER * self.config.deadline_floor_s
-        if view.opened_s is not None and now_s >= view.opened_s + least_s:
+        view.commit_s[sender] = now_s
+        if view.opened_s is not None and now_s >= view.opened_s + view.least_s:
             view.overdue.add(sender)
 
     def _contradicted(self, view: RoundView, message: SignedMessage) -> list[ev.RoundAction]:
@@ -400,6 +403,7 @@ class RoundMachine:
             everybody_sums=self.config.everybody_sums,
             without=self.config.without,
             relayed_s=self.config.relayed_s,
+            least_s=OVERDUE_AFTER * self.config.deadline_floor_s,
             admission=self.config.clock.admission,
             audits=self.config.audits,
             cut=slices if derived is None else derived.slices,
@@ -920,6 +924,7 @@ class RoundMachine:
             body = commit_body(view, mine, seen, work)
             signed = sign_message(self._signer, view.slot(Kind.COMMIT), body)
             view.own_commit = signed.digest
+            view.commit_s[view.me] = now_s
             view.parts[signed.digest] = set(range(view.num_cells))
             yield from self._publish(view, signed, body)
 

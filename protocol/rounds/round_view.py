@@ -168,7 +168,8 @@ class RoundView:
 
     `committed_s` is when the last COMMIT of another peer came before any LIST; `overdue` are those
     whose COMMIT came so late that others may have said HAVE without it. `entered_s` is when the
-    attempt began, infinite while too few are seen in it (open runs);
+    attempt began, infinite while too few are seen in it (open runs); `least_s` is for how long each
+    waits at least, by whatever clock of the round, for what it lacks;
     `time_outs` counts the attempts of this round that ended because nothing moved for too long.
     `parts` and `results` name the cells in the own store, by COMMIT and by LIST digest. `applied`
     maps LIST digests to the root of the state that the outer step on them gives, `values` to what
@@ -214,6 +215,7 @@ class RoundView:
     everybody_sums: bool = False
     without: frozenset[str] = frozenset()
     relayed_s: float = 0.0
+    least_s: float = 0.0
     admission: AdmissionSpec = NO_ADMISSION
     audits: AuditSpec = NO_AUDITS
     cut: Callable[..., tuple[Slice, ...]] = cut_slices
@@ -223,6 +225,12 @@ class RoundView:
     opened_s: float | None = None
     entered_s: float = 0.0
     committed_s: float | None = None
+    commit_s: dict[PeerId, float] = field(default_factory=dict)
+    """When the COMMIT of each member came here."""
+    came_s: dict[bytes, float] = field(default_factory=dict)
+    """When the last of the parts of each COMMIT came that were new here."""
+    said_s: dict[tuple[int, PeerId], float] = field(default_factory=dict)
+    """When the last HAVE or HOLD of each attempt came here, by its sender."""
     overdue: set[PeerId] = field(default_factory=set)
     lock: Lock | None = None
     own_commit: bytes = b""
@@ -644,6 +652,8 @@ class RoundView:
         held.update(cells)
         if is_new:
             self.progress_s = now_s
+            if bulk is Bulk.PART:
+                self.came_s[subject] = now_s
         return is_new
 
     def missing_parts(self, commit: bytes, piece: Slice) -> tuple[int, ...]:

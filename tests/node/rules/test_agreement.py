@@ -211,6 +211,66 @@ def test_late_commits_are_learned_from_where_more_are_late_than_may_lie(trust, n
         assert (deadline.seconds() == 6.0) == (num_late >= num_learned)
 
 
+def whole_round(late_s, *, trust, commits, came_s=()):
+    """A round of six and its deadline, with all parts here at last. By number of a member when its
+    COMMIT came behind the beginning; parts came 0.2 s behind it, or when `came_s` says."""
+    six = peers_named(6)
+    me = view_of(six[0], head_of(six), trust=trust).slices[0].reducers[0]
+    view = view_of(me, head_of(six), commits, trust=trust, opened_s=0.0)
+    late = dict(zip([at for at in range(6) if six[at] != me], late_s, strict=False))
+    for at, heard in enumerate(commits):
+        view.parts[heard.message.digest] = CELLS
+        if six[at] != me:
+            view.commit_s[six[at]] = late.get(at, -0.1)
+            view.came_s[heard.message.digest] = dict(came_s).get(at, late.get(at, 0.0) + 0.2)
+        else:
+            view.own_commit, view.commit_s[me] = heard.message.digest, 9.0
+    return view, deadline_1_s()
+
+
+@pytest.mark.parametrize("is_asked", [True, False], ids=["with the parts", "with the HAVE"])
+@pytest.mark.parametrize(
+    ("trust", "late_s", "learned_s"),
+    [
+        ("friends", [1.4], 3.0),
+        ("open", [1.4], 1.0),
+        ("open", [0.8, 1.4], 2.0),
+        ("open", [1.4, 1.4], 3.2),
+        ("open", [0.8, 0.9, 1.4], 2.2),
+    ],
+)
+def test_how_late_the_last_commits_are_is_not_learned_of_so_many_as_may_lie(
+    is_asked, trust, late_s, learned_s
+):
+    """Of six one may lie: it would choose how long each of the others waits."""
+    commits = [Voice(peer, head_of(peers_named(6)).value).commit() for peer in peers_named(6)]
+    view, deadline = whole_round(late_s, trust=trust, commits=commits)
+    if is_asked:
+        assert learn(view, deadline, 1.5)
+    else:
+        list(statements(view, deadline, now_s=1.5))
+    assert view.is_timed
+    assert deadline.seconds() == pytest.approx(learned_s)
+
+
+def test_how_long_the_parts_of_a_late_committer_take_is_learned_from_when_it_committed():
+    six = peers_named(6)
+    commits = [Voice(peer, head_of(six).value).commit() for peer in six]
+    for trust, learned_s in (("friends", 6.8), ("open", 4.0)):
+        me = view_of(six[0], head_of(six), trust=trust).slices[0].reducers[0]
+        first = min(at for at in range(6) if six[at] != me)
+        view, deadline = whole_round([1.4], trust=trust, commits=commits, came_s=[(first, 3.4)])
+        assert learn(view, deadline, 3.4)
+        assert deadline.seconds() == pytest.approx(learned_s)
+        view, deadline = whole_round([0.9], trust=trust, commits=commits, came_s=[(first, 3.4)])
+        digest = commits[first].message.digest
+        view.parts[digest] = set()
+        assert Kind.HAVE in {one.kind for one in statements(view, deadline, now_s=1.0)}
+        view.parts[digest] = CELLS
+        assert learn(view, deadline, 2.9)
+        assert deadline.seconds() == pytest.approx(5.8 if trust == "friends" else 4.0)
+
+
 def test_vote_goes_to_the_list_of_the_attempt_one_works_in():
     heard = [*COMMITS, one.propose(X), two.propose(Y, 1)]
     assert voted(heard) == [DIGEST_X]

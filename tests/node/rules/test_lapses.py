@@ -85,6 +85,44 @@ def test_nobody_is_told_of_for_parts_whose_sender_committed_too_late_for_haves()
     assert not owed(sealed_view(haves, second_call_s={0: 1.0}, overdue={SIX[5]}))
 
 
+def test_who_may_not_have_been_told_of_a_commit_when_it_spoke_is_not_told_of():
+    """Nobody knows later than `relayed_s` of what some were told; and nobody who lacks a COMMIT
+    speaks before the least deadline is over."""
+    sender = 5
+    (denier, *_) = [number for number in range(6) if is_asked(number, sender)]
+    haves = dict.fromkeys(range(6), ALL) | {denier: without(sender)}
+
+    def named(said_s, *, committed_s=0.1, others_s=0.0, holds=(), **fields):
+        at_s = dict.fromkeys(SIX, others_s) | {SIX[0]: -9.0, SIX[sender]: committed_s}
+        times = {"least_s": 0.75, "relayed_s": 1.5, "second_call_s": {0: 1.0}} | fields
+        said = {(0, SIX[denier]): said_s}
+        view = sealed_view(haves, holds=holds, commit_s=at_s, said_s=said, **times)
+        return numbers(owed(view))
+
+    assert named(0.74) == {denier}, "it waited for nothing"
+    assert named(0.75) == set()
+    assert named(1.59) == set()
+    assert named(1.6) == {denier}, "it was told by then"
+    assert named(1.59, relayed_s=0.5) == {denier}
+    assert named(0.5, others_s=-0.3) == set(), "by its clock the deadline may be over"
+    holding = {denier: without(sender, sender - 1)}
+    assert named(1.0, holds=holding) == set()
+    assert named(1.7, holds=holding) == {denier}, "still, when all were told"
+
+
+def test_round_began_for_nobody_before_as_many_told_all_as_no_quorum_does_without():
+    """Of six four are a quorum: one may lie, and this node may be one."""
+    (denier, *_) = [number for number in range(6) if is_asked(number, 5)]
+    haves = dict.fromkeys(range(6), ALL) | {denier: without(5)}
+    found = []
+    for early in range(4):
+        at_s = {peer: -2.0 if number <= early else 0.0 for number, peer in enumerate(SIX)}
+        fields = {"commit_s": at_s, "said_s": {(0, SIX[denier]): 0.5}, "least_s": 0.75}
+        view = sealed_view(haves, second_call_s={0: 1.0}, relayed_s=1.5, **fields)
+        found.append(bool(owed(view)))
+    assert found == [True, True, False, False], "number 0 is this node"
+
+
 def is_asked(number, sender):
     """Whether a member is among the first to hold parts of a sender."""
     view = view_of(SIX[0], HEAD, COMMITS, trust="open", opened_s=0.0)

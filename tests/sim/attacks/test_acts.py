@@ -230,6 +230,26 @@ def test_act_of_every_kind_in_one_short_world_costs_nobody_honest_anything(act):
 
 @pytest.mark.quick(1)
 @pytest.mark.parametrize(
+    ("attack", "peers", "seed_of_world", "is_moved"),
+    [
+        # A COMMIT that was late before HAVEs were due taught some to wait longer than others do: an
+        # honest closer among them was named for its LIST.
+        ("act_late_commit_1.45", 4, 5, True),
+        ("act_late_commit_1.45", 5, 3, True),
+        # One alone was not told of it before its HAVE was due, and was named for denying it.
+        ("act_half_commit", 7, 5, True),
+        pytest.param("act_half_commit", 9, 5, False, marks=pytest.mark.slow),
+    ],
+)
+def test_commit_that_is_late_or_said_to_some_sets_nobody_honest_back(
+    attack, peers, seed_of_world, is_moved
+):
+    verdict = judged(ActCase(attack=attack, peers=peers, seed=seed_of_world))
+    assert verdict.broken == ""
+    assert bool(verdict.liars_set_back) == is_moved
+
+
+@pytest.mark.parametrize(
     ("scenario", "peers", "share", "seed_of_world"),
     [("open-calm", 7, 0.3, 1), ("open-mixed", 10, 0.1, 1)],
 )
