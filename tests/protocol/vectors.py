@@ -5,7 +5,7 @@ writes. Whoever changes the wire on purpose raises WIRE_VERSION, writes the file
 
     python -m tests.protocol.vectors --write
 
-and names the change in CHANGELOG.md under "Wire".
+and names the change in a fragment `wire` of changelog.d.
 """
 
 import argparse
