@@ -23,9 +23,8 @@ from protocol.messages import (
     slice_subject,
 )
 from protocol.rounds.admission import ATTEMPTS_AHEAD_MAX, SHUT_ROUNDS, may_sit_next
-from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.ballots import BallotEntry, Early
 from protocol.rounds.reducers import Slice
-from protocol.rounds.round_view import Early
 from protocol.rounds.turns import MessageQuota, in_turn
 from tests.node.builders import (
     CLOCK_RULES,
