@@ -210,7 +210,7 @@ class Driver:
         The disk works while the step is computed: a large result takes it as long.
         """
         digest, is_empty, index = action.list_digest, action.is_empty, view.index
-        base = view.head.root
+        base = view.seals.head.root
         cells = [] if is_empty else self.store.result_cells(digest)
         roots = self.store.result_roots(digest) if cells else []
         step = partial(self.store.apply, digest, is_empty=is_empty, round_index=index, base=base)
@@ -308,7 +308,7 @@ class Driver:
                 root = await self._compute_in(view, work)
                 event = ev.Reduced(digest, first, stop, root or b"")
             case ev.Apply(list_digest=digest):
-                base, root = view.head.root, await self._apply(view, action)
+                base, root = view.seals.head.root, await self._apply(view, action)
                 event = ev.Applied(digest, root or b"", base)
             case ev.CheckSeat():
                 event = await check_seat(self.core, store, self.compute, action)

@@ -48,7 +48,7 @@ class HandingOver:
     def heirs(self) -> frozenset[PeerId]:
         """Who may take the vote over: in reach, to stay, with a seat or with one to come."""
         views = self._core.machine.standing.worked_for
-        seated = {peer for view in views for peer in view.member_set | view.proven_seats}
+        seated = {peer for view in views for peer in view.member_set | view.seats.proven}
         return frozenset(self._rest() & (seated | self._core.machine.head.roster.member_set))
 
     @property
@@ -58,7 +58,7 @@ class HandingOver:
 
     def _rest(self) -> set[PeerId]:
         machine = self._core.machine
-        lost = machine.view.suspects | machine.convicted | machine.left
+        lost = machine.view.peers.suspects | machine.convicted | machine.left
         return set(self._core.liveness.linked) - lost - {machine.view.me}
 
 

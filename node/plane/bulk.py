@@ -68,7 +68,7 @@ def parts_over(core: NodeCore) -> set[bytes]:
     To be asked for in the loop, and forgotten at once: the next part may have the same root.
     """
     previous = core.machine.previous
-    if previous is None or previous.copies > 1 or previous.everybody_sums:
+    if previous is None or previous.copies > 1 or previous.config.everybody_sums:
         return set()
     live = {
         commit.root for view in core.machine.standing.under_way for *_, commit in view.commits()
@@ -223,9 +223,11 @@ def stepping_ahead(
     """The outer step on result cells that are here while others are on their way, to be run
     anywhere."""
     view = core.machine.standing.about(digest)
-    if view is None or view.is_beside:
+    if view is None or view.seals.is_beside:
         return lambda: None  # That round is over, or the state that it steps on is not there (R5).
-    return partial(store.step_ahead, digest, cells, round_index=view.index, base=view.head.root)
+    return partial(
+        store.step_ahead, digest, cells, round_index=view.index, base=view.seals.head.root
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,7 +355,7 @@ async def check_seat(
     peer, basis, expected = action.peer, action.basis, b""
     on = core.machine.standing.on(basis)
     if on is not None:
-        root = on.head.root
+        root = on.seals.head.root
         expected = await compute(lambda: store.seat_proof(peer, basis, root))
     return SeatChecked(peer, basis, expected == action.proof if expected else None)
 

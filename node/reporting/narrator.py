@@ -90,7 +90,7 @@ class Narrator:
 
     def _set_back(self, view: RoundView, value: SealValue) -> None:
         """Who is set back by this seal, because it kept more voters waiting than may lie (R8)."""
-        before = {seat.peer: seat.set_back_until for seat in view.head.roster.seats}
+        before = {seat.peer: seat.set_back_until for seat in view.seals.head.roster.seats}
         for seat in value.roster.seats:
             if seat.set_back_until <= before.get(seat.peer, 0):
                 continue
@@ -212,9 +212,9 @@ class Narrator:
     def quorum(self, view: RoundView) -> None:
         """Tell once if too few voters are in reach for an open run to seal (R3), and when they are
         back."""
-        voters = set(view.electorate)
-        reachable = voters - (view.suspects - {view.me})
-        is_short = view.trust == "open" and not view.has_quorum(reachable)
+        voters = set(view.roles.electorate)
+        reachable = voters - (view.peers.suspects - {view.me})
+        is_short = view.config.trust == "open" and not view.has_quorum(reachable)
         if is_short and not self._is_short:
             text = _SHORT.format(count=len(reachable), voters=len(voters))
             logger.warning(text)
@@ -261,7 +261,7 @@ class Narrator:
             phase = "certified"
         elif parts_in_flight:
             phase = "pushing"
-        elif view.own_commit:
+        elif view.own.commit:
             phase = "committed"
         else:
             phase = "training"

@@ -164,8 +164,8 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         rounds_total=core.manifest.rounds,
         attempt=view.attempt,
         members=len(view.members),
-        voters=len(view.electorate),
-        banned=tuple(peer_id_text(peer) for peer in view.head.roster.banned),
+        voters=len(view.roles.electorate),
+        banned=tuple(peer_id_text(peer) for peer in view.seals.head.roster.banned),
         is_member=view.is_member,
         is_voter=view.is_voter,
         was_listed=board.rounds[-1].was_listed if board.rounds else None,
@@ -236,11 +236,11 @@ def node_state(sources: StatusSources) -> State:
         return "finished"
     if not (core.wants_seat or sources.is_observer or board.has_started):
         return "starting"  # The core asks for a seat, or trains, when the trainer is up.
-    if core.machine.is_held or view.is_diverged or not view.is_member:
+    if core.machine.is_held or view.outcome.is_diverged or not view.is_member:
         return "syncing"
     if core.machine.standing.head.value.clock.ends_run:
         return "waiting for quorum"
-    if view.own_commit and not (view.is_provisional or view.has_quorum(reachable_voters(view))):
+    if view.own.commit and not (view.is_provisional or view.has_quorum(reachable_voters(view))):
         return "waiting for quorum"
     is_now = board.phase is not None and board.phase.round == view.index
     return _PHASES.get(board.phase.name, "training") if board.phase and is_now else "training"
@@ -248,18 +248,18 @@ def node_state(sources: StatusSources) -> State:
 
 def reachable_voters(view: RoundView) -> set[PeerId]:
     """The voters whom this node does not suspect, itself included."""
-    return set(view.electorate) - (view.suspects - {view.me})
+    return set(view.roles.electorate) - (view.peers.suspects - {view.me})
 
 
 def _warnings(sources: StatusSources, state: State) -> tuple[str, ...]:
     core = sources.core
     machine, view, liveness = core.machine, core.machine.view, core.liveness
     found = []
-    reachable, num_voters = reachable_voters(view), len(view.electorate)
+    reachable, num_voters = reachable_voters(view), len(view.roles.electorate)
     if state == "finished":
         return ()
     if machine.standing.head.value.clock.ends_run:
-        final = set(machine.standing.views[0].electorate)
+        final = set(machine.standing.views[0].roles.electorate)
         here = final & {view.me, *liveness.linked}
         found.append(
             f"all rounds are done, the last {len(machine.standing.branch)} provisionally: they"
@@ -272,7 +272,7 @@ def _warnings(sources: StatusSources, state: State) -> tuple[str, ...]:
             " give way when enough voters are back"
         )
     elif not view.has_quorum(reachable):
-        pause = "sealing pauses, " if view.trust == "open" else ""
+        pause = "sealing pauses, " if view.config.trust == "open" else ""
         found.append(
             f"{pause}waits for a quorum: {len(reachable)} of {num_voters} voters reachable"
         )
@@ -305,13 +305,13 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
     core, known, told = sources.core, sources.addresses(), sources.told()
     view, linked, rounds = core.machine.view, core.liveness.linked, core.rounds
     members = [peer for peer in view.members if peer != view.me]
-    shown_peers = dict.fromkeys((*members, *view.head.roster.banned, *linked, *sorted(told)))
+    shown_peers = dict.fromkeys((*members, *view.seals.head.roster.banned, *linked, *sorted(told)))
     wall_s = sources.wall_clock()
     classes = core.audits.classes
     answerable = core.audits.answerable
     back_until = {
         seat.peer: seat.set_back_until
-        for seat in view.head.roster.seats
+        for seat in view.seals.head.roster.seats
         if seat.set_back_until >= view.index
     }
     records = []
@@ -324,9 +324,9 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
                 peer=peer_id_text(peer),
                 is_linked=peer in linked,
                 is_member=peer in view.members,
-                is_voter=peer in view.electorate,
-                is_suspected=peer in view.suspects,
-                is_convicted=peer in view.convicted or peer in view.head.roster.banned,
+                is_voter=peer in view.roles.electorate,
+                is_suspected=peer in view.peers.suspects,
+                is_convicted=peer in view.peers.convicted or peer in view.seals.head.roster.banned,
                 round=rounds.get(peer, told_round),
                 heard_s_ago=None if silence_s is None else round(max(0.0, silence_s), 3),
                 addresses=_cut(addresses),
@@ -348,7 +348,7 @@ def _look_for_signals(sources: StatusSources) -> None:
     """The COMMITs of the last final round; of one that lasted no longer than a snapshot nothing."""
     machine = sources.core.machine
     before, value = machine.previous, machine.standing.final.value
-    if before is None or before.trust != "open" or before.index != value.round:
+    if before is None or before.config.trust != "open" or before.index != value.round:
         return
     listed = [
         (peer, commit) for peer, digest, commit in before.commits() if digest in value.commits

@@ -513,7 +513,7 @@ class TrainerWork:
         """What became of a contribution; the next lease is not in it."""
         fragment = self._layout.fragment_of(contributed)
         now_s, sealed = trio.current_time(), self._parts.core.machine.previous
-        last_s = None if sealed is None else sealed.committed_s
+        last_s = None if sealed is None else sealed.times.committed_s
         self._choosing.landed(now_s, last_s=last_s)
         # Rounds since may be about others; behind a resync all may have changed.
         others = self._changed_since_told(wanted, is_all=is_resync)

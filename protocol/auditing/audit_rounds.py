@@ -200,7 +200,7 @@ class Rounds:
         strayed = self._peeled(value.round, commits)
         # Who votes was listed before, so a layer of then binds it. A newcomer is bound by nothing,
         # and identities are cheap: who commits last would try layers until it likes the draw.
-        bound = view.named.roster.voter_set - strayed
+        bound = view.seals.named.roster.voter_set - strayed
         layers = [
             (message.sender, commit.work[0].onion)
             for message, commit in commits.values()
@@ -209,7 +209,7 @@ class Rounds:
         self._index = value.round
         self._rounds[value.round] = AuditedRound(
             round=value.round,
-            named=view.named,
+            named=view.seals.named,
             beacon=beacon(value.run, value.round - 1, layers),
             commits=commits,
             inherited={m.sender: self._inherited(m.sender) for m, _ in commits.values()},

@@ -194,12 +194,12 @@ class NodeCore:
         derived = self.machine.config.derived
         find = rosters.leased_for if derived is None else derived.leased_for
         if not head.value.clock.ends_run:
-            leases = find(view.index, view.named, samples)
-        is_needed = view.contribution is None and self._me in leases
+            leases = find(view.index, view.seals.named, samples)
+        is_needed = view.own.contribution is None and self._me in leases
         if standing.beside is not None and not is_needed:
             # What the head's round needs of the trainer is here, or nothing is: it has no seat yet.
             view = standing.beside
-            leases = find(view.index, view.named, samples)
+            leases = find(view.index, view.seals.named, samples)
         lease, is_resync = leases.get(self._me, ()), is_resync or self._is_astray
         if is_resync:
             standing.resynced()
@@ -211,8 +211,8 @@ class NodeCore:
         """R5: the next round has its contribution, so the trainer goes on for the one behind it."""
         standing = self.machine.standing
         beside = standing.beside
-        is_due = beside is not None and beside.contribution is None
-        if is_due and standing.top.contribution is not None:
+        is_due = beside is not None and beside.own.contribution is None
+        if is_due and standing.top.own.contribution is not None:
             yield from self._train(standing.head, was_listed=False)
 
     # Rounds -------------------------------------------------------------------------------------
@@ -266,7 +266,7 @@ class NodeCore:
                     yield action
                     # Back on a branch that was left before, what was committed there stands.
                     view = self.machine.standing.on(certificate.value.digest)
-                    if view is None or not view.own_commit:
+                    if view is None or not view.own.commit:
                         was_listed = action.was_listed
                         yield from self._train(
                             certificate, was_listed=was_listed, is_resync=is_doubtful
@@ -284,8 +284,8 @@ class NodeCore:
                     standing = self.machine.standing
                     base = standing.base
                     rounds = standing.worked_for if base.is_overlapped else [base]
-                    is_there = base.before == final.value.digest
-                    if is_there and not all(view.own_commit for view in rounds):
+                    is_there = base.seals.before == final.value.digest
+                    if is_there and not all(view.own.commit for view in rounds):
                         yield from self._train(final, was_listed=False)
                 case _:
                     yield action
@@ -361,7 +361,7 @@ class NodeCore:
     def _owes_beat(self, now_s: float) -> bool:
         """R11: whether joiners wait for a COMMIT, and have not heard what it is on."""
         machine = self.machine
-        is_held = now_s < machine.courtesy.until_s and not machine.view.own_commit
+        is_held = now_s < machine.courtesy.until_s and not machine.view.own.commit
         return is_held and machine.view.basis != self._told
 
     def _wake(self, now_s: float) -> Iterator[ev.CoreAction]:
@@ -396,7 +396,7 @@ class NodeCore:
                     self.catchup.moved(peer, now_s=now_s)
                 else:
                     for view in self.machine.standing.under_way:
-                        view.moved(subject, peer, now_s)
+                        view.note_movement(subject, peer, now_s)
             case ev.SeatProven(basis=basis, proof=proof, work=work):
                 yield from self._expand(self.machine.take_seat(basis, proof, work), now_s)
             case ev.StateReady():
@@ -452,9 +452,13 @@ class NodeCore:
         catchup = self.catchup
         base = machine.standing.base
         if self._newest > base.index or not catchup.is_at_rest:
-            moved_s = base.progress_s
+            moved_s = base.times.progress_s
             actions += catchup.consider(
-                base.head, self._rounds, moved_s=moved_s, now_s=now_s, named=base.named_by
+                base.seals.head,
+                self._rounds,
+                moved_s=moved_s,
+                now_s=now_s,
+                named=base.seals.named_by,
             )
         if catchup.is_alone:
             actions += catchup.look_around(self._rounds, now_s)
@@ -578,7 +582,7 @@ class NodeCore:
         view = standing.on(slot.basis) or machine.view
         if view.ballots.find(digest):
             return []  # As half of them: gaps are filled by two, and who forwards cannot know.
-        if slot.run != view.head.run or slot.shard != view.head.shard:
+        if slot.run != view.seals.head.run or slot.shard != view.seals.head.shard:
             return [ev.Fault(source, "a message of another run or shard")]
         if slot.kind in AUDIT_KINDS:
             return self._verdict(source, message, now_s)
@@ -589,7 +593,7 @@ class NodeCore:
         is_known = slot.basis == view.basis or slot.round in ahead
         if not is_known and slot.kind in LATE_KINDS:
             return self._late(source, message, now_s)
-        if not (is_known or "slots" in view.without):
+        if not (is_known or "slots" in view.config.without):
             return []
         try:
             body = decode_body(message)
@@ -627,7 +631,7 @@ class NodeCore:
         actions += due
         if view.ballots.find(digest):
             if slot.kind is Kind.COMMIT:
-                view.moved(digest, message.sender, now_s)  # It announces its parts.
+                view.note_movement(digest, message.sender, now_s)  # It announces its parts.
             self._relay.note(message, now_s)
             actions += self._relay.forward(message, source, self.liveness.linked)
         return actions

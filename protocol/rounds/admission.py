@@ -31,14 +31,15 @@ def concerns(view: RoundView, entry: BallotEntry) -> bool:
     """
     slot, sender = entry.message.slot, entry.message.sender
     is_here = slot.round == view.index and slot.basis == view.basis
-    is_here |= "slots" in view.without
+    is_here |= "slots" in view.config.without
     if not is_here or slot.attempt > view.attempt + ATTEMPTS_AHEAD_MAX:
         return False
-    if view.may_branch and slot.kind is Kind.LIST and not view.may_close(sender, slot.attempt):
+    may_branch, is_list = view.config.may_branch, slot.kind is Kind.LIST
+    if may_branch and is_list and not view.may_close(sender, slot.attempt):
         return False  # For its sender another seal is the last final one: nobody's fault.
     if isinstance(entry.body, Agg | Gram) and not _is_of_slice(view, entry.body):
         return False
-    if view.may_branch and slot.kind in BY_VOTERS and sender not in view.member_set:
+    if may_branch and slot.kind in BY_VOTERS and sender not in view.member_set:
         return view.may_speak(sender)
     return (sender in view.member_set) == (slot.kind is not Kind.SEAT)
 
@@ -46,7 +47,7 @@ def concerns(view: RoundView, entry: BallotEntry) -> bool:
 def _is_of_slice(view: RoundView, body: Agg | Gram) -> bool:
     """Whether it is of a slice of this round, and a GRAM in a run whose rule asks for it."""
     cells = (body.first, body.stop)
-    if isinstance(body, Gram) and (not view.uses_gram or view.everybody_sums):
+    if isinstance(body, Gram) and (not view.config.uses_gram or view.config.everybody_sums):
         return False
     return any((piece.first, piece.stop) == cells for piece in view.slices)
 
@@ -54,26 +55,26 @@ def _is_of_slice(view: RoundView, body: Agg | Gram) -> bool:
 def may_sit_next(view: RoundView, peer: PeerId) -> bool:
     """Whether that peer may be a member of the next round, by all that is known here: it is one of
     this round, or its proof was checked, or as many name it as seat a joiner (R1)."""
-    if view.may_speak(peer) or peer in view.proven_seats:
+    if view.may_speak(peer) or peer in view.seats.proven:
         return True
     voters = view.roster.voter_set
     named = sum(
         peer in commit.joins
         for sender, _, commit in view.commits()
-        if view.trust != "open" or sender in voters
+        if view.config.trust != "open" or sender in voters
     )
-    return named > liars(len(voters), view.trust)
+    return named > liars(len(voters), view.config.trust)
 
 
 def breach(view: RoundView, entry: BallotEntry, rules: ClockRules) -> str:
     """What is wrong with a message of this round; empty if nothing is."""
     slot, body = entry.message.slot, entry.body
-    is_shared = view.may_branch and view.is_overlapped
-    if slot.kind in (Kind.SEAL, Kind.PSEAL) and slot.subject != view.before and not is_shared:
+    is_shared = view.config.may_branch and view.is_overlapped
+    if slot.kind in (Kind.SEAL, Kind.PSEAL) and slot.subject != view.seals.before and not is_shared:
         # A second place for a SEAL, in which its sender could contradict itself unconvicted. Where
         # two rounds are in flight among friends, the same round is sealed on several branches.
         return f"{slot.kind.name} with another seal before"
-    is_list = slot.kind is Kind.LIST and not view.may_branch
+    is_list = slot.kind is Kind.LIST and not view.config.may_branch
     if is_list and entry.message.sender != view.closer(slot.attempt):
         return f"LIST of attempt {slot.attempt} is not its to propose"
     if isinstance(body, Gram):
@@ -96,8 +97,8 @@ def _gram_breach(body: Gram) -> str:
 def _commit_breach(view: RoundView, body: Commit, rules: ClockRules) -> str:
     if body.base != view.basis:
         return "COMMIT on another anchor"
-    if len(body.cell_norms) != view.num_cells:
-        return f"COMMIT of {len(body.cell_norms)} cells instead of {view.num_cells}"
+    if len(body.cell_norms) != view.cells.num_cells:
+        return f"COMMIT of {len(body.cell_norms)} cells instead of {view.cells.num_cells}"
     if len(body.seen) not in (0, len(view.members)):
         return f"COMMIT that says something of {len(body.seen)} members of {len(view.members)}"
     if [len(work.trace) for work in body.work] != [rules.segments + 1] * bool(rules.segments):
@@ -133,10 +134,12 @@ def attempt_shown(view: RoundView, entry: BallotEntry) -> int:
     slot, sender = entry.message.slot, entry.message.sender
     if slot.attempt <= view.attempt or slot.kind not in _ENTERING:
         return view.attempt
-    num_liars = liars(len(view.electorate), view.trust)
+    num_liars = liars(len(view.roles.electorate), view.config.trust)
     if not num_liars:
         # On a branch those seal who are left of the voters, or of the members (R4).
-        may_lead = sender in view.roster.voter_set or (view.may_branch and view.may_speak(sender))
+        may_lead = sender in view.roster.voter_set or (
+            view.config.may_branch and view.may_speak(sender)
+        )
         is_led = may_lead and slot.kind in (Kind.LIST, Kind.NEWATTEMPT)
         return slot.attempt if is_led else view.attempt
     ahead = sorted(_latest(view).values(), reverse=True)
@@ -150,7 +153,7 @@ def is_attended(view: RoundView) -> bool:
     the others, whom one voter's word does not move, come to it, and so for ever. Friends need not
     ask: each of them enters what any other one shows.
     """
-    if not liars(len(view.electorate), view.trust):
+    if not liars(len(view.roles.electorate), view.config.trust):
         return True
     there = {peer for peer, attempt in _latest(view).items() if attempt >= view.attempt}
     return view.has_quorum(there | {view.me})
@@ -168,7 +171,7 @@ def _latest(view: RoundView) -> dict[PeerId, int]:
 
 
 def _subject(view: RoundView, kind: Kind) -> bytes:
-    return view.before if kind is Kind.SEAL else b""
+    return view.seals.before if kind is Kind.SEAL else b""
 
 
 def is_for_us(view: RoundView, entry: BallotEntry) -> bool:
@@ -179,19 +182,20 @@ def is_for_us(view: RoundView, entry: BallotEntry) -> bool:
     """
     kind = entry.message.slot.kind
     if kind is Kind.AGG:
-        return (
-            view.copies > 1 and not view.everybody_sums
-        )  # Of a second reducer: then results may be pushed.
+        # Of a second reducer: then results may be pushed.
+        return view.copies > 1 and not view.config.everybody_sums
     if kind is Kind.GRAM:
         return bool(view.kept_slices())  # They may be summed then, or need a substitute.
     if kind is Kind.COMMIT:
         if view.ballots.is_proposed(entry.message.digest):
             return True
-        if view.opened_s is None:
+        if view.times.opened_s is None:
             return view.can_open()
     elif kind is Kind.SEAL:
         # Its sender has what the dead do not push any more; and it is a lock (R4).
-        return view.is_provisional or (bool(view.suspects) and _lacks_result(view, entry.body))
+        return view.is_provisional or (
+            bool(view.peers.suspects) and _lacks_result(view, entry.body)
+        )
     elif kind not in (Kind.HAVE, Kind.HOLD, Kind.NEWATTEMPT):
         return False
     if view.closer(view.attempt) == view.me:
@@ -202,7 +206,7 @@ def is_for_us(view: RoundView, entry: BallotEntry) -> bool:
 
 def _lacks_result(view: RoundView, body: Body) -> bool:
     """Whether cells are missing here of the result that a SEAL is for."""
-    return not isinstance(body, Seal) or bool(view.missing_results(body.list_digest))
+    return not isinstance(body, Seal) or bool(view.cells.missing_results(body.list_digest))
 
 
 # Proofs -------------------------------------------------------------------------------------------
@@ -236,17 +240,17 @@ class Proofs:
         if self._is_checking:
             return []
         for view in views:
-            if view.is_beside:
+            if view.seals.is_beside:
                 continue  # A SEAT shows the state of the seal before, which is not here yet (R5).
             asking = view.ballots.of(Kind.SEAT)
-            waiting = asking.keys() - view.seats_checked - {view.me}
-            if view.trust == "open" and "links" not in view.without:
+            waiting = asking.keys() - view.seats.checked - {view.me}
+            if view.config.trust == "open" and "links" not in view.config.without:
                 waiting &= set(self._rates.linked)
             if waiting:
                 peer = in_turn(view.index, waiting)[0]
                 body = asking[peer].body
                 assert isinstance(body, Seat)
-                view.seats_checked.add(peer)
+                view.seats.checked.add(peer)
                 self._is_checking = True
                 return [CheckSeat(peer, view.basis, body.proof)]
         return []
@@ -257,9 +261,9 @@ class Proofs:
         if view is None or is_proved is None:
             return
         if is_proved:
-            view.proven_seats.add(peer)
+            view.seats.proven.add(peer)
             return
-        if view.trust != "open":
+        if view.config.trust != "open":
             return  # Among friends it may be of another branch (R4), and nobody makes up keys.
         self._wrong[peer] = view.index
         if len(self._wrong) > SHUT_MAX:

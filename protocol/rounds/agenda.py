@@ -29,21 +29,21 @@ def is_idle(event: LocalRoundEvent, view: RoundView, is_early: bool) -> bool:
             return is_early
         case StatusHeard():
             return True  # Unless it is the one that ends the silence, which the machine sees.
-        case CellsArrived(subject=subject) if subject == view.own_commit:
+        case CellsArrived(subject=subject) if subject == view.own.commit:
             return False  # Back after a restart: they are to be pushed.
         case CellsArrived(bulk=Bulk.RESULT, subject=subject):
             # Whoever sums may have its own sum back after a restart, and pushes it.
-            return bool(view.missing_results(subject)) and not view.own_slices()
+            return bool(view.cells.missing_results(subject)) and not view.own_slices()
         case CellsArrived():
             # For a HAVE that waits for nobody else, or for a sum.
             has_said = view.me in view.ballots.of(Kind.HAVE, view.attempt)
             has_said_again = view.me in view.ballots.of(Kind.HOLD, view.attempt)
-            if view.attempt in view.second_call_s and not has_said_again:
+            if view.attempt in view.lapses.second_call_s and not has_said_again:
                 return False  # It may be the last of what is to be said that it is held.
             is_summing = bool(lists_to_sum(view))
             return not is_summing and (has_said or not holds_all_expected(view))
         case SeatChecked():
-            return view.contribution is None or bool(view.own_commit)
+            return view.own.contribution is None or bool(view.own.commit)
         case _:
             return False
 
@@ -82,7 +82,7 @@ class Agenda:
         now_s: float,
     ) -> None:
         """All rules were asked until none had more to do; at `others_s` something else is due."""
-        deadline_s = deadline.seconds(view.time_outs)
+        deadline_s = deadline.seconds(view.times.time_outs)
         due_s = math.inf
         for time_s in (*others_s, *due_times(view, deadline)):
             if now_s < time_s < due_s:
@@ -93,7 +93,7 @@ class Agenda:
             if past_s < time_s < quiet_until_s:
                 quiet_until_s = time_s
         self._due_s, self._quiet_until_s = due_s, quiet_until_s
-        self._poll_s = IDLE_S if view.opened_s is None else deadline_s / POLLS_PER_DEADLINE
+        self._poll_s = IDLE_S if view.times.opened_s is None else deadline_s / POLLS_PER_DEADLINE
         self._settled = self._news(view)
 
     def plan(self, now_s: float) -> None:

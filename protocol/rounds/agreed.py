@@ -37,7 +37,7 @@ def agreed_root(view: RoundView, digest: bytes, piece: Slice) -> bytes | None:
     Once believed, another is not: its cells would not be of one sum.
     """
     said = {peer: agg.root for peer, agg in view.agg_of(digest, piece).items()}
-    return _believed(view, said, view.agreed, (digest, piece.first))
+    return _believed(view, said, view.sums.agreed, (digest, piece.first))
 
 
 def _believed(
@@ -57,8 +57,8 @@ def _believed(
         # who are left in reach, unless somebody has said otherwise.
         is_unopposed = not view.is_member and len(groups) == 1
         for value, peers in sorted(groups.items()):
-            others = view.expected - peers
-            if view.belief.is_enough(peers) or (is_unopposed and not others):
+            others = view.peers.expected - peers
+            if view.roles.belief.is_enough(peers) or (is_unopposed and not others):
                 known[place] = value
     return known.get(place)
 
@@ -80,8 +80,8 @@ def agreed_gram(view: RoundView, digest: bytes, piece: Slice) -> bytes | None:
     Believed as a result is: of enough reducers who agree, or of oneself. Those that are not of the
     LIST's rows count for nothing.
     """
-    if view.everybody_sums:
-        return view.grams.get((digest, piece.first))  # Its own.
+    if view.config.everybody_sums:
+        return view.sums.grams.get((digest, piece.first))  # Its own.
     body = view.ballots.list_of(digest)
     if body is None:
         return None
@@ -91,29 +91,29 @@ def agreed_gram(view: RoundView, digest: bytes, piece: Slice) -> bytes | None:
         for peer, gram in view.gram_of(digest, piece).items()
         if len(gram.stats) == size
     }
-    return _believed(view, said, view.grams, (digest, piece.first))
+    return _believed(view, said, view.sums.grams, (digest, piece.first))
 
 
 def unmeasured(view: RoundView, digest: bytes) -> list[Slice]:
     """The slices whose partial Gram matrix is awaited; none where the rule needs none."""
-    if not view.uses_gram:
+    if not view.config.uses_gram:
         return []
     return [piece for piece in view.slices if agreed_gram(view, digest, piece) is None]
 
 
 def _num_rows(view: RoundView, body: List) -> int:
     """The rows that a rule sees of a LIST; while COMMITs are missing, the most that it may be."""
-    may_drop = view.admission.ramp or view.audits.rate
+    may_drop = view.config.clock.admission.ramp or view.config.audits.rate
     listed = view.listed(body) if may_drop else None
     if not listed:
         return len(body.commits)
-    return len(weighed(view.roster, view.admission, listed, view.audits))
+    return len(weighed(view.roster, view.config.clock.admission, listed, view.config.audits))
 
 
 def whole_gram(view: RoundView, digest: bytes) -> tuple[bytes, ...] | None:
     """The partial Gram matrices of all slices in order, nothing where the rule needs none; None
     while one is missing."""
-    if not view.uses_gram:
+    if not view.config.uses_gram:
         return ()
     found = [agreed_gram(view, digest, piece) for piece in view.slices]
     return None if None in found else tuple(stats for stats in found if stats is not None)
@@ -124,13 +124,13 @@ def note_grams(view: RoundView, now_s: float) -> None:
 
     Not every one that is heard: else a liar could hold the round up with what nobody believes.
     """
-    for digest, _ in view.ballots.certified_lists() if view.uses_gram else ():
+    for digest, _ in view.ballots.certified_lists() if view.config.uses_gram else ():
         count = len(view.slices) - len(unmeasured(view, digest))
-        if count > view.measured.get(digest, (0, 0.0))[0]:
-            view.measured[digest] = (count, now_s)
-            view.progress_s = now_s
-        if digest not in view.summable_s and _is_measured_for_all(view, digest):
-            view.summable_s[digest] = now_s
+        if count > view.sums.measured.get(digest, (0, 0.0))[0]:
+            view.sums.measured[digest] = (count, now_s)
+            view.times.progress_s = now_s
+        if digest not in view.sums.summable_s and _is_measured_for_all(view, digest):
+            view.sums.summable_s[digest] = now_s
 
 
 def _is_measured_for_all(view: RoundView, digest: bytes) -> bool:
@@ -138,7 +138,7 @@ def _is_measured_for_all(view: RoundView, digest: bytes) -> bool:
     this node believes its own without them."""
     for piece in view.slices:
         said = {peer: gram.stats for peer, gram in view.gram_of(digest, piece).items()}
-        if not any(view.belief.is_enough(peers) for peers in alike(said).values()):
+        if not any(view.roles.belief.is_enough(peers) for peers in alike(said).values()):
             return False
     return True
 
@@ -152,9 +152,9 @@ def take_own_sum(
     Not in an open run where it cannot be said, because signatures are lost (R12): nobody compares
     it then, and the AGGs of others may well agree on another. Their cells take its place.
     """
-    held, cells = view.results.setdefault(digest, set()), range(piece.first, piece.stop)
+    held, cells = view.cells.results.setdefault(digest, set()), range(piece.first, piece.stop)
     own = view.agg_of(digest, piece).get(view.me)
-    is_compared = view.copies > 1 and not view.everybody_sums
+    is_compared = view.copies > 1 and not view.config.everybody_sums
     if is_mute and is_compared and (own is None or own.root != root):
         held.difference_update(cells)
     else:
@@ -182,7 +182,7 @@ def is_agreed(view: RoundView, digest: bytes, piece: Slice) -> bool:
     """Whether enough reducers say of a slice what this node says: others can check it then."""
     said = {peer: agg.root for peer, agg in view.agg_of(digest, piece).items()}
     agreeing = alike(said).get(said.get(view.me, b""), set())
-    return view.belief.is_enough(agreeing) or view.expected <= agreeing
+    return view.roles.belief.is_enough(agreeing) or view.peers.expected <= agreeing
 
 
 def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> None:
@@ -191,16 +191,17 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
 
     The same of GRAMs. While one is awaited nobody can sum, and only its slice is late.
     """
-    for digest, _ in () if view.everybody_sums else view.ballots.certified_lists():
-        since_s = view.certified_s.get(digest, now_s)
+    for digest, _ in () if view.config.everybody_sums else view.ballots.certified_lists():
+        since_s = view.sums.certified_s.get(digest, now_s)
         if view.copies == 1:
-            since_s = max(since_s, view.progress_s)  # On slow lines a second sum is slower still.
+            # On slow lines a second sum is slower still.
+            since_s = max(since_s, view.times.progress_s)
         awaited = unmeasured(view, digest)
         due_s = since_s + deadline_s
-        if view.uses_gram and not awaited:
-            count, measured_s = view.measured.get(digest, (0, since_s))
+        if view.config.uses_gram and not awaited:
+            count, measured_s = view.sums.measured.get(digest, (0, since_s))
             since_s = measured_s if count == len(view.slices) else now_s
-            due_s = view.summable_s.get(digest, now_s) + deadline_s
+            due_s = view.sums.summable_s.get(digest, now_s) + deadline_s
         late = int((now_s - since_s) / deadline_s)
         for piece in awaited or view.slices:
             said: Mapping[PeerId, bytes]
@@ -209,21 +210,22 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
             else:
                 said = {peer: agg.root for peer, agg in view.agg_of(digest, piece).items()}
             groups = alike(said)
-            if any(view.belief.is_enough(peers) for peers in groups.values()):
+            if any(view.roles.belief.is_enough(peers) for peers in groups.values()):
                 if now_s >= due_s and not awaited:
                     _replace_silent(view, digest, piece, now_s=now_s, deadline_s=deadline_s)
                 continue
             if now_s >= due_s:
                 owing = owing_sums(view, piece, said.keys())
-                view.late_to_sum |= owing
-                if now_s >= due_s + view.relayed_s:  # It may have lacked what others were told.
-                    view.owed_sums |= {(peer, piece.first) for peer in owing}
+                view.lapses.late_to_sum |= owing
+                # Before, it may have lacked what others were told.
+                if now_s >= due_s + view.config.relayed_s:
+                    view.lapses.owed_sums |= {(peer, piece.first) for peer in owing}
             wrong = _contradicted(view, groups)
-            if late and view.belief.words > 1:
+            if late and view.roles.belief.words > 1:
                 # All who are late at once: one for each deadline, b liars could hold a round up.
-                first = piece.reducers[: view.belief.num_needed(piece.reducers)]
+                first = piece.reducers[: view.roles.belief.num_needed(piece.reducers)]
                 wrong += len(set(first) - said.keys())
-                wrong = min(wrong, view.belief.words - 1)
+                wrong = min(wrong, view.roles.belief.words - 1)
             view.gathering().call(piece, max(late, wrong))
 
 
@@ -232,18 +234,18 @@ def _replace_silent(
 ) -> None:
     """Among friends: who says what a slice sums to, and lets nobody have it, is one of nobody."""
     said = view.agg_of(digest, piece).keys()
-    held = view.results.get(digest, set())
+    held = view.cells.results.get(digest, set())
     if view.copies > 1 or view.me in said or held.issuperset(range(piece.first, piece.stop)):
         return
-    if not any(view.is_moving(digest, p, now_s=now_s, within_s=deadline_s / 2) for p in said):
-        view.lapsed |= said - view.suspects
+    if not any(view.cells.is_moving(digest, p, now_s=now_s, within_s=deadline_s / 2) for p in said):
+        view.lapses.lapsed |= said - view.peers.suspects
         view.gathering().call(piece, 1)
 
 
 def owing_sums(view: RoundView, piece: Slice, said: Collection[PeerId]) -> set[PeerId]:
     """Who is to sum that slice first, and has not said what it comes to."""
-    first = piece.reducers[: view.belief.num_needed(piece.reducers)]
-    return set(first).difference(said, view.suspects, view.set_back, {view.me})
+    first = piece.reducers[: view.roles.belief.num_needed(piece.reducers)]
+    return set(first).difference(said, view.peers.suspects, view.roles.set_back, {view.me})
 
 
 def _contradicted(view: RoundView, groups: Mapping[bytes, set[PeerId]]) -> int:
@@ -251,7 +253,7 @@ def _contradicted(view: RoundView, groups: Mapping[bytes, set[PeerId]]) -> int:
 
     Of those whose words count, and not more than may lie: nobody else can make all sum everything.
     """
-    belief = view.belief
+    belief = view.roles.belief
     if belief.words > 1:
         groups = {value: peers & belief.voters for value, peers in groups.items()}
         groups = {value: peers for value, peers in groups.items() if peers}
@@ -279,20 +281,20 @@ def wrong_sums(view: RoundView, slot: Slot) -> Iterator[tuple[PeerId, Evidence |
 
     Once of each: whoever is convicted is left out, and so is this node.
     """
-    if view.trust != "open" or slot.kind not in JUDGED:
+    if view.config.trust != "open" or slot.kind not in JUDGED:
         return
     said = {p: e.message for p, e in view.ballots.of(slot.kind, 0, slot.subject).items()}
     groups = alike({peer: message.body for peer, message in said.items()})
-    needed = words_needed(len(view.electorate))
+    needed = words_needed(len(view.roles.electorate))
     for body, peers in sorted(groups.items()) if len(groups) > 1 else ():
-        judges = sorted(peers.intersection(view.electorate))[:needed]
+        judges = sorted(peers.intersection(view.roles.electorate))[:needed]
         if len(judges) < needed:
             continue
-        for peer in sorted(said.keys() - view.convicted - {view.me}):
-            if said[peer].body == body or not may_be_accused(view.named, peer):
+        for peer in sorted(said.keys() - view.peers.convicted - {view.me}):
+            if said[peer].body == body or not may_be_accused(view.seals.named, peer):
                 continue
             others = tuple(said[judge] for judge in judges)
             try:
-                yield peer, wrong_sum_evidence(view.named, said[peer], others)
+                yield peer, wrong_sum_evidence(view.seals.named, said[peer], others)
             except ProofError:
                 yield peer, None

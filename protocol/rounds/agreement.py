@@ -59,9 +59,9 @@ def statements(
     view: RoundView, deadline: LearnedDeadline, *, now_s: float
 ) -> Iterator[DueStatement]:
     """All that is due now, in the order of the protocol."""
-    if view.opened_s is None or not view.is_speaker:
+    if view.times.opened_s is None or not view.is_speaker:
         return
-    deadline_s = deadline.seconds(view.time_outs)
+    deadline_s = deadline.seconds(view.times.time_outs)
     if view.is_member:
         yield from _have(view, deadline, now_s)
         yield from _hold(view, now_s=now_s, deadline_s=deadline_s)
@@ -76,29 +76,29 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
 
     While bytes of what is missing still come, the deadline was too short: up to the cap it waits.
     """
-    assert view.opened_s is not None
+    assert view.times.opened_s is not None
     if not view.gathering().first_kept or view.me in view.ballots.of(Kind.HAVE, view.attempt):
         return
     is_complete = holds_all_expected(view)
-    wait_s = deadline.seconds(view.time_outs)
+    wait_s = deadline.seconds(view.times.time_outs)
     if _is_filling(view, now_s=now_s, within_s=wait_s / 2):
         wait_s = max(wait_s, deadline.cap_s)
     is_late = now_s >= view.attempt_start_s + wait_s
     if not (is_complete or is_late or view.rare("have-early")):
         return
-    if is_complete and view.attempt == 0 and not view.is_timed:
-        view.is_timed = True
+    if is_complete and view.attempt == 0 and not view.arrivals.is_timed:
+        view.arrivals.is_timed = True
         if not _from_others(view):
             deadline.observe(_phase_s(view, [digest for _, digest, _ in view.commits()], now_s))
     elif view.attempt == 0:
-        view.awaited_commits = frozenset(digest for _, digest, _ in view.commits())
+        view.arrivals.awaited_commits = frozenset(digest for _, digest, _ in view.commits())
         first = _first_to_sum(view)
         lacking = (
             digest
-            for digest in view.awaited_commits
-            if any(view.missing_parts(digest, piece) for piece in first)
+            for digest in view.arrivals.awaited_commits
+            if any(view.cells.missing_parts(digest, piece) for piece in first)
         )
-        view.late_s = dict.fromkeys(lacking, inf)
+        view.arrivals.late_s = dict.fromkeys(lacking, inf)
     yield DueStatement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
 
 
@@ -107,7 +107,7 @@ def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[DueSt
 
     As soon as it lacks nothing of what too few hold, at the latest in time for the LIST.
     """
-    if view.attempt not in view.second_call_s:
+    if view.attempt not in view.lapses.second_call_s:
         return
     said = view.ballots.of(Kind.HAVE, view.attempt).get(view.me)
     kept = view.kept_slices()
@@ -120,7 +120,7 @@ def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[DueSt
         return
     gathering, short = view.gathering(), short_senders(view, complete_senders(view))
     is_lacking = any(
-        view.missing_parts(digest, piece)
+        view.cells.missing_parts(digest, piece)
         for sender, digest, _ in view.commits()
         if sender in short
         for piece in kept
@@ -137,8 +137,8 @@ def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
         now_s - moved_s < within_s
         and source in awaited
         and view.ballots.commit_of(subject) is not None
-        and any(view.missing_parts(subject, piece) for piece in own_slices)
-        for (subject, source), moved_s in view.moved_s.items()
+        and any(view.cells.missing_parts(subject, piece) for piece in own_slices)
+        for (subject, source), moved_s in view.cells.moved_s.items()
     )
 
 
@@ -151,50 +151,50 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
     lie, nor how late the last COMMITs came before it, of so many as may lie: a liar would choose
     how long others wait, each of them. Returns whether the round was measured.
     """
-    if view.is_timed or view.opened_s is None:
+    if view.arrivals.is_timed or view.times.opened_s is None:
         return False
-    wanted = view.awaited_commits
+    wanted = view.arrivals.awaited_commits
     if not wanted and view.ballots.commits.keys() >= view.awaited:
         wanted = frozenset(digest for _, digest, _ in view.commits())
     first = _first_to_sum(view) if wanted else []
     if not first:
         return False
-    for digest in view.late_s:
-        if not any(view.missing_parts(digest, piece) for piece in first):
-            view.late_s[digest] = min(view.late_s[digest], now_s)
-    if any(view.missing_parts(digest, piece) for piece in first for digest in wanted):
+    for digest in view.arrivals.late_s:
+        if not any(view.cells.missing_parts(digest, piece) for piece in first):
+            view.arrivals.late_s[digest] = min(view.arrivals.late_s[digest], now_s)
+    if any(view.cells.missing_parts(digest, piece) for piece in first for digest in wanted):
         return False
-    if view.awaited_commits and not view.late_s:
+    if view.arrivals.awaited_commits and not view.arrivals.late_s:
         # COMMITs alone were late: of more than may lie, or it is no reason to wait longer.
-        num_late = len(view.ballots.commits) - len(view.awaited_commits)
-        if num_late <= liars(len(view.electorate), view.trust):
+        num_late = len(view.ballots.commits) - len(view.arrivals.awaited_commits)
+        if num_late <= liars(len(view.roles.electorate), view.config.trust):
             return False
-        deadline.observe(now_s - view.opened_s)
-    elif not view.late_s:
+        deadline.observe(now_s - view.times.opened_s)
+    elif not view.arrivals.late_s:
         deadline.observe(_phase_s(view, wanted, now_s))
     else:
         from_others, began_s = _from_others(view), _late_to_commit(view)
         pushed = [
-            at_s - began_s.get(digest, view.opened_s)
-            for digest, at_s in view.late_s.items()
+            at_s - began_s.get(digest, view.times.opened_s)
+            for digest, at_s in view.arrivals.late_s.items()
             if digest not in from_others
         ]
         if pushed:
             deadline.observe(max(pushed))
-    view.is_timed = True
+    view.arrivals.is_timed = True
     return True
 
 
 def _phase_s(view: RoundView, digests: Collection[bytes], now_s: float) -> float:
     """How long the parts of these COMMITs took, which are here."""
-    assert view.opened_s is not None
+    assert view.times.opened_s is not None
     began_s = _late_to_commit(view)
     if not began_s:
-        return now_s - view.opened_s
+        return now_s - view.times.opened_s
     took_s = [
-        view.came_s.get(digest, now_s) - began_s.get(digest, view.opened_s)
+        view.arrivals.parts_s.get(digest, now_s) - began_s.get(digest, view.times.opened_s)
         for digest in digests
-        if digest != view.own_commit
+        if digest != view.own.commit
     ]
     return max(0.0, max(took_s, default=0.0))
 
@@ -202,21 +202,22 @@ def _phase_s(view: RoundView, digests: Collection[bytes], now_s: float) -> float
 def _late_to_commit(view: RoundView) -> dict[bytes, float]:
     """In open runs when the last COMMITs of others came, behind the beginning of the round: of so
     many as may lie. From then on their parts are waited for; how late they are is nobody's line."""
-    assert view.opened_s is not None
-    may_lie, commits = liars(len(view.electorate), view.trust), view.ballots.commits
+    assert view.times.opened_s is not None
+    may_lie = liars(len(view.roles.electorate), view.config.trust)
+    commits = view.ballots.commits
     if not may_lie:
         return {}
     late = [
         (at_s, sender)
-        for sender, at_s in view.commit_s.items()
-        if at_s > view.opened_s and sender != view.me and sender in commits
+        for sender, at_s in view.arrivals.commit_s.items()
+        if at_s > view.times.opened_s and sender != view.me and sender in commits
     ]
     return {commits[sender][0]: at_s for at_s, sender in sorted(late)[-may_lie:]}
 
 
 def _first_to_sum(view: RoundView) -> list[Slice]:
     """The slices whose parts tell this node how long lines take."""
-    if view.everybody_sums:
+    if view.config.everybody_sums:
         return view.own_slices()
     return [piece for piece in view.slices if piece.reducers[0] == view.me]
 
@@ -224,7 +225,7 @@ def _first_to_sum(view: RoundView) -> list[Slice]:
 def _from_others(view: RoundView) -> set[bytes]:
     """COMMITs of which others gave parts in the place of their sender."""
     found = set[bytes]()
-    for digest, source in view.moved_s:
+    for digest, source in view.cells.moved_s:
         commit = view.ballots.commit_of(digest)
         if commit is not None and commit[0] != source:
             found.add(digest)
@@ -235,7 +236,7 @@ def _list(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
     """The closer of the attempt proposes, once."""
     if view.closer(view.attempt) != view.me or view.proposal() is not None:
         return
-    body = propose(view, now_s=now_s, deadline_s=deadline.seconds(view.time_outs))
+    body = propose(view, now_s=now_s, deadline_s=deadline.seconds(view.times.time_outs))
     if body is not None:
         yield DueStatement(Kind.LIST, body, view.attempt)
 
@@ -252,13 +253,13 @@ def _vote(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
     body = proposal.body
     assert isinstance(body, List)
     digest = view.ballots.list_digest(body)
-    deadline_s = deadline.seconds(view.time_outs)
+    deadline_s = deadline.seconds(view.times.time_outs)
     is_late = now_s >= view.attempt_start_s + LIST_AFTER * deadline_s
     complete = complete_senders(view) if is_late else set()
     is_late &= not waits_for_second_call(view, complete, now_s=now_s, deadline_s=deadline_s)
     if not _is_valid(view, body) or leaves_out(view, body, is_late=is_late):
         return
-    if _may_vote(view, digest) and not view.draw("vote-later"):
+    if _may_vote(view, digest) and not view.config.rare("vote-later"):
         yield DueStatement(kind, Vote(list_digest=digest), view.attempt)
 
 
@@ -273,10 +274,10 @@ def _is_valid(view: RoundView, body: List) -> bool:
 
 def _may_vote(view: RoundView, digest: bytes) -> bool:
     """Not locked, locked on this, or shown a certificate for this from a later attempt."""
-    if view.lock is None or view.lock[1] == digest:
+    if view.own.lock is None or view.own.lock[1] == digest:
         return True
     return any(
-        attempt > view.lock[0] and view.ballots.certificate(attempt, digest)
+        attempt > view.own.lock[0] and view.ballots.certificate(attempt, digest)
         for attempt in view.ballots.attempts(Kind.VOTE)
     )
 
@@ -289,8 +290,8 @@ def _report(view: RoundView) -> Iterator[DueStatement]:
 
 def waits_for_seats(view: RoundView, config: RoundConfig, now_s: float) -> bool:
     """Whether a founder holds its first COMMIT for joiners that are still to prove their seats."""
-    is_waiting = view.index == 1 and len(view.proven_seats) < config.wait_seats
-    return is_waiting and now_s < view.started_s + config.wait_seats_s
+    is_waiting = view.index == 1 and len(view.seats.proven) < config.wait_seats
+    return is_waiting and now_s < view.times.started_s + config.wait_seats_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,9 +312,9 @@ def commit_body(
 ) -> Commit:
     """R2, R6: what binds the contribution, and what this node saw since the last COMMIT (R1)."""
     members = set(view.members)
-    banned = view.convicted & members
-    joining = view.proven_seats - members
-    if view.trust == "open" and "links" not in view.without:
+    banned = view.peers.convicted & members
+    joining = view.seats.proven - members
+    if view.config.trust == "open" and "links" not in view.config.without:
         joining = (joining & set(seen.rates.linked)) - seen.unwelcome
     ended = view.ended
     return Commit(
@@ -325,7 +326,7 @@ def commit_body(
         base=view.basis,
         residual_before=mine.residual_before,
         residual_after=mine.residual_after,
-        seal=view.own_seal,
+        seal=view.own.seal,
         joins=tuple(sorted(in_turn(view.index, joining)[: limits.SEATS_MAX])),
         suspects=tuple(sorted((seen.suspects & members) - banned - {view.me})),
         gone=tuple(sorted(seen.left & members)),
@@ -334,17 +335,17 @@ def commit_body(
         seen=seen.rates.report(view.members, view.me),
         work=work,
         committed=pack_senders(set(ended.ballots.commits), view.members) if ended else b"",
-        sealed=pack_senders(ended.sealers_of(view.named), view.members) if ended else b"",
+        sealed=pack_senders(ended.sealers_of(view.seals.named), view.members) if ended else b"",
         lapsed=pack_senders(owed(ended) - {view.me}, view.members) if ended else b"",
     )
 
 
 def time_out_s(view: RoundView, deadline: LearnedDeadline) -> float:
     """When the attempt is given up; stands still while listed bytes arrive."""
-    deadline_s = deadline.seconds(view.time_outs)
+    deadline_s = deadline.seconds(view.times.time_outs)
     return max(
         view.attempt_start_s + TIME_OUT_AFTER * deadline_s,
-        view.progress_s + deadline_s,
+        view.times.progress_s + deadline_s,
     )
 
 
@@ -356,7 +357,7 @@ def has_timed_out(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -
     """
     if now_s >= time_out_s(view, deadline):
         return True
-    if not view.ready_s or now_s < list_late_s(view, deadline.seconds(view.time_outs)):
+    if not view.lapses.ready_s or now_s < list_late_s(view, deadline.seconds(view.times.time_outs)):
         return False
     proposal = view.proposal()
     if proposal is None:
@@ -368,26 +369,26 @@ def has_timed_out(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -
 
 def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> bool:
     """Whether to try a new attempt: nothing moved for long, or the closer is gone unheard."""
-    if view.opened_s is None or _waits_for_seal_before(view):
+    if view.times.opened_s is None or _waits_for_seal_before(view):
         return False
     has_list = view.proposal() is not None
     closer_is_gone = not has_list and not view.can_close(view.attempt)
-    times = {"now_s": now_s, "deadline_s": deadline.seconds(view.time_outs)}
+    times = {"now_s": now_s, "deadline_s": deadline.seconds(view.times.time_outs)}
     has_timed = has_timed_out(view, deadline, now_s=now_s)
     is_due = closer_is_gone or has_timed or is_hopeless(view, **times)
     if is_due or (has_list and _leaves_early(view)):
         return True
-    return has_list and bool(view.suspects) and has_lost_parts(view)
+    return has_list and bool(view.peers.suspects) and has_lost_parts(view)
 
 
 def _waits_for_seal_before(view: RoundView) -> bool:
     """R5: whether all is done that can be before the seal of the round before is here."""
-    if not view.is_beside:
+    if not view.seals.is_beside:
         return False
     certified = (digest for attempt, digest in view.ballots.certified() if attempt == view.attempt)
     bodies = ((digest, view.ballots.list_of(digest)) for digest in certified)
     return any(
-        body is not None and not (body.commits and view.missing_results(digest))
+        body is not None and not (body.commits and view.cells.missing_results(digest))
         for digest, body in bodies
     )
 
@@ -398,15 +399,15 @@ def _leaves_early(view: RoundView) -> bool:
         return True
     if view.has_voted and view.rare("left-at-vote"):
         return True
-    has_sealed = view.lock is not None and view.lock[0] == view.attempt
+    has_sealed = view.own.lock is not None and view.own.lock[0] == view.attempt
     return has_sealed and view.rare("left-at-seal")
 
 
 def due_times(view: RoundView, deadline: LearnedDeadline) -> list[float]:
     """When something may fall due without anything being heard."""
-    if view.opened_s is None:
+    if view.times.opened_s is None:
         return []
-    start_s, deadline_s = view.attempt_start_s, deadline.seconds(view.time_outs)
+    start_s, deadline_s = view.attempt_start_s, deadline.seconds(view.times.time_outs)
     return [
         start_s + deadline_s / 2,
         start_s + deadline_s,
@@ -417,6 +418,6 @@ def due_times(view: RoundView, deadline: LearnedDeadline) -> list[float]:
         start_s + SECOND_LIST_AFTER * deadline_s,
         start_s + LIST_LAPSES_AFTER * deadline_s,
         start_s + deadline.cap_s,
-        list_late_s(view, deadline_s) if view.ready_s else inf,
+        list_late_s(view, deadline_s) if view.lapses.ready_s else inf,
         time_out_s(view, deadline),
     ]

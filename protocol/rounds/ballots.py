@@ -3,9 +3,11 @@
 One message per slot and sender counts. A second, different one convicts its sender: it is kept, so
 that everybody comes to have both. A COMMIT can then be read in a LIST which names it, and in open
 runs a LIST, a VOTE or a SEAL counts as well. A third is kept only where honest voters rest on it.
+
+At the end what cannot be filed yet: messages of the next round, and sums of LISTs that are unknown.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Literal, TypeVar
@@ -14,8 +16,10 @@ from protocol import limits
 from protocol.errors import DecodeError
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
+    Agg,
     Body,
     Commit,
+    Gram,
     Kind,
     List,
     NewAttempt,
@@ -439,3 +443,96 @@ def quoted_votes(
             raise DecodeError("a VOTE in a certificate is not signed by its sender")
         votes.append(vote)
     return votes
+
+
+# Early --------------------------------------------------------------------------------------------
+#
+# Messages of the next round, until the seal that opens it is here.
+
+
+@dataclass(slots=True)
+class Early:
+    """Messages of the next round, which cannot be filed before the seal that opens it is here."""
+
+    _entries: dict[bytes, BallotEntry] = field(default_factory=dict)
+    _bytes: dict[PeerId, int] = field(default_factory=dict)
+    _seats: int = 0
+
+    def keep(self, entry: BallotEntry, *, rounds: int) -> None:
+        """Keep one, if there is room for what its sender says of so many rounds."""
+        message = entry.message
+        if message.digest in self._entries:
+            return
+        if message.slot.kind is Kind.SEAT:
+            if self._seats >= limits.SEATS_ASKED_MAX:
+                return
+            self._seats += 1
+        else:
+            size = self._bytes.get(message.sender, 0) + len(message.encoded)
+            if size > rounds * limits.EARLY_BYTES_MAX:
+                return
+            self._bytes[message.sender] = size
+        self._entries[message.digest] = entry
+
+    def take(self) -> Iterator[BallotEntry]:
+        """All of them, in the order in which they came; they are forgotten."""
+        entries, self._entries = self._entries, {}
+        self._bytes.clear()
+        self._seats = 0
+        return iter(entries.values())
+
+    def __contains__(self, digest: bytes) -> bool:
+        """Whether the message of that digest is there."""
+        return digest in self._entries
+
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return len(self._entries)
+
+    def values(self) -> ValuesView[BallotEntry]:
+        """All of them."""
+        return self._entries.values()
+
+
+# Unlisted -----------------------------------------------------------------------------------------
+#
+# GRAMs and AGGs of LISTs that nobody has proposed here, until somebody has.
+#
+# A sum may overtake the LIST that it is of, on another link. It is kept apart, for nobody is told
+# that it is here: what a member says of LISTs that it made up goes to nobody else, and is gone with
+# the round.
+
+
+@dataclass(slots=True)
+class Unlisted:
+    """Of one round. Each member has some room of its own."""
+
+    _entries: dict[bytes, dict[bytes, BallotEntry]] = field(default_factory=dict)
+    """By LIST and by message."""
+    _bytes: dict[PeerId, int] = field(default_factory=dict)
+
+    def keep(self, entry: BallotEntry) -> None:
+        """Keep one, if there is room for more of its sender."""
+        message, body = entry.message, entry.body
+        assert isinstance(body, Agg | Gram)
+        if message.digest in self._entries.get(body.list_digest, ()):
+            return
+        size = self._bytes.get(message.sender, 0) + len(message.encoded)
+        if size <= limits.EARLY_BYTES_MAX:
+            self._bytes[message.sender] = size
+            self._entries.setdefault(body.list_digest, {})[message.digest] = entry
+
+    def take(self, is_named: Callable[[bytes], bool]) -> list[BallotEntry]:
+        """Those of LISTs that are named by now, in the order in which they came."""
+        if not self._entries:
+            return []  # As nearly always.
+        found: list[BallotEntry] = []
+        for digest in [digest for digest in self._entries if is_named(digest)]:
+            found += self._entries.pop(digest).values()
+        for entry in found:
+            self._bytes[entry.message.sender] -= len(entry.message.encoded)
+        return found
+
+    def __len__(self) -> int:
+        """How many messages there are."""
+        return sum(len(there) for there in self._entries.values())

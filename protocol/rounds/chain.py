@@ -135,11 +135,11 @@ def seal_value(
 ) -> SealValue | None:
     """What the seal of a LIST says; None while its COMMITs or the root of its state are unknown."""
     body = view.ballots.list_of(digest)
-    root = view.applied.get(digest)
+    root = view.outcome.applied.get(digest)
     contributions = view.listed(body) if body is not None else None
     if body is None or root is None or contributions is None:
         return None
-    head, named = view.head, view.named
+    head, named = view.seals.head, view.seals.named
     listed = [
         ListedContribution(sender, commit, is_own_seal(commit.seal, sender, named, signer))
         for sender, _, commit in contributions
@@ -148,7 +148,7 @@ def seal_value(
         head.roster,
         view.index,
         listed,
-        trust=view.trust,
+        trust=view.config.trust,
         law=rules.admission,
         in_flight=InFlight(named.roster, rules.lag),
     )
@@ -156,7 +156,7 @@ def seal_value(
         run=head.run,
         shard=head.shard,
         round=view.index,
-        before=view.before,
+        before=view.seals.before,
         basis=view.basis,
         commits=body.commits,
         drifts=body.drifts,

@@ -42,53 +42,54 @@ before its closer has by others what it may not have been told."""
 def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     """Remember who owes a HAVE or a LIST by now, or gave it late; and a closer that left somebody
     out whom it had to list."""
-    if ("ready", view.attempt) in view.looked_at:
+    if ("ready", view.attempt) in view.lapses.looked_at:
         return  # As most often.
     _note_ready(view, now_s)
-    if ("list", view.attempt) in view.looked_at:
-        if view.attempt in view.ready_s or view.has_voted or not view.is_voter:
-            view.looked_at.add(("ready", view.attempt))
+    if ("list", view.attempt) in view.lapses.looked_at:
+        if view.attempt in view.lapses.ready_s or view.has_voted or not view.is_voter:
+            view.lapses.looked_at.add(("ready", view.attempt))
         return
     start_s, proposal = view.attempt_start_s, view.proposal()
     if proposal is not None:
         if isinstance(proposal.body, List):
-            view.looked_at.add(("list", view.attempt))
+            view.lapses.looked_at.add(("list", view.attempt))
             is_late = now_s >= list_late_s(view, deadline_s)
             if is_late or _leaves_out(view, proposal.body):
-                view.lapsed.add(proposal.message.sender)
+                view.lapses.lapsed.add(proposal.message.sender)
             if now_s >= start_s + SECOND_CALL_AFTER * deadline_s:
-                view.lapsed |= awaited_haves(view)  # It was waited for, until others had spoken.
+                # It was waited for, until others had spoken.
+                view.lapses.lapsed |= awaited_haves(view)
         return
     if now_s >= start_s + HAVE_LAPSES_AFTER * deadline_s:
         if is_still(view, now_s=now_s, deadline_s=deadline_s):
-            view.lapsed |= awaited_haves(view)
-        if view.attempt not in view.to_list:
-            view.to_list[view.attempt] = frozenset(complete_senders(view))
+            view.lapses.lapsed |= awaited_haves(view)
+        if view.attempt not in view.lapses.to_list:
+            view.lapses.to_list[view.attempt] = frozenset(complete_senders(view))
     is_late = now_s >= min(start_s + LIST_LAPSES_AFTER * deadline_s, list_late_s(view, deadline_s))
     if is_late and _can_propose(view, complete_senders(view)):
-        view.lapsed.add(view.closer(view.attempt))
+        view.lapses.lapsed.add(view.closer(view.attempt))
 
 
 def _note_ready(view: RoundView, now_s: float) -> None:
     """Remember when all was here for a LIST that need not wait."""
-    if view.attempt in view.ready_s or awaited_haves(view):
+    if view.attempt in view.lapses.ready_s or awaited_haves(view):
         return
     complete = complete_senders(view)
     if _can_propose(view, complete) and is_all_there(view, complete):
-        view.ready_s[view.attempt] = now_s
+        view.lapses.ready_s[view.attempt] = now_s
 
 
 def list_late_s(view: RoundView, deadline_s: float) -> float:
     """When a LIST is late for which all was there: then its closer has by others what it may not
     have been told. Infinite while anything is missing."""
-    ready_s = view.ready_s.get(view.attempt, math.inf)
-    return ready_s + max(LIST_LATE_AFTER * deadline_s, view.relayed_s)
+    ready_s = view.lapses.ready_s.get(view.attempt, math.inf)
+    return ready_s + max(LIST_LATE_AFTER * deadline_s, view.config.relayed_s)
 
 
 def _leaves_out(view: RoundView, body: List) -> bool:
     """Whether a LIST is without somebody whom its closer had to list."""
     listed = view.listed(body)
-    if listed is None or body.certificate or view.lock is not None or view.bound:
+    if listed is None or body.certificate or view.own.lock is not None or view.outcome.bound:
         return False
     return bool(_to_list(view) - {sender for sender, _, _ in listed})
 
@@ -101,13 +102,13 @@ def _to_list(view: RoundView) -> AbstractSet[PeerId]:
     named tells the others alone. So those count who were complete when HAVEs were late, or of an
     early LIST those who are by first HAVEs that all wait for; no newcomers, who are not waited for.
     """
-    found = view.to_list.get(view.attempt)
+    found = view.lapses.to_list.get(view.attempt)
     if found is not None:
         return found
     said = view.ballots.bodies(Kind.HAVE, Have, view.attempt)
-    awaited = view.gathering().first_keepers - view.set_back
+    awaited = view.gathering().first_keepers - view.roles.set_back
     by_first = complete_senders(view, {peer: body for peer, body in said if peer in awaited})
-    return by_first - view.newcomers
+    return by_first - view.roles.newcomers
 
 
 def _can_propose(view: RoundView, complete: Collection[PeerId]) -> bool:
@@ -115,19 +116,19 @@ def _can_propose(view: RoundView, complete: Collection[PeerId]) -> bool:
     is_told = not view.attempt or view.has_quorum(
         set(view.ballots.of(Kind.NEWATTEMPT, view.attempt))
     )
-    is_bound = bool(view.bound) or view.is_meeting
+    is_bound = bool(view.outcome.bound) or view.outcome.is_meeting
     return is_told and not is_bound and bool(complete)
 
 
 def owed(view: RoundView) -> set[PeerId]:
     """Who kept this node waiting in a round that is sealed: also who denied to the end, behind a
     second call, what others hold; and of whom more voters lacked parts than may lie."""
-    found, short = set(view.lapsed), set[PeerId]()
-    for attempt in view.second_call_s:
+    found, short = set(view.lapses.lapsed), set[PeerId]()
+    for attempt in view.lapses.second_call_s:
         short |= _withheld(view, attempt)
-    for attempt in view.second_call_s:
+    for attempt in view.lapses.second_call_s:
         found |= _denied(view, attempt, short)
-    return (found | short | _without_sums(view, short)) - view.suspects
+    return (found | short | _without_sums(view, short)) - view.peers.suspects
 
 
 def _withheld(view: RoundView, attempt: int) -> set[PeerId]:
@@ -135,9 +136,9 @@ def _withheld(view: RoundView, attempt: int) -> set[PeerId]:
     honest."""
     first, found = dict(view.ballots.bodies(Kind.HAVE, Have, attempt)), set[PeerId]()
     # Of whom nobody waits for a HAVE may be signed before its COMMIT is known.
-    for sender in view.ballots.commits.keys() - view.newcomers - view.absentees:
+    for sender in view.ballots.commits.keys() - view.roles.newcomers - view.roles.absentees:
         lacked = _lacking(view, first, sender)
-        if len(lacked & view.belief.voters) >= max(1, view.belief.words):
+        if len(lacked & view.roles.belief.voters) >= max(1, view.roles.belief.words):
             found.add(sender)
     return found
 
@@ -146,7 +147,8 @@ def _denied(view: RoundView, attempt: int, short: AbstractSet[PeerId]) -> set[Pe
     """Reducers that to the end of an attempt with a second call do not say that they hold what is
     sealed; not of what its sender keeps back or gave late."""
     said, found = said_haves(view, attempt), set[PeerId]()
-    for sender in _listed(view) - short - view.newcomers - view.absentees - view.overdue:
+    not_in_time = view.roles.newcomers | view.roles.absentees | view.lapses.overdue
+    for sender in _listed(view) - short - not_in_time:
         lacking = _lacking(view, said, sender)
         found |= {peer for peer in lacking if not _may_be_untold(view, peer, attempt, sender)}
     return found
@@ -158,18 +160,21 @@ def _may_be_untold(view: RoundView, reducer: PeerId, attempt: int, sender: PeerI
     Who lies may tell it to some alone, and the last of the others hears of it `relayed_s` later. An
     honest one waits for it to its deadline: who speaks before that knows whom it denies.
     """
-    said_s = view.said_s.get((attempt, reducer), -math.inf)
-    if view.belief.words < 2 or said_s < _begun_s(view) + view.least_s:
+    said_s = view.lapses.said_s.get((attempt, reducer), -math.inf)
+    if view.roles.belief.words < 2 or said_s < _begun_s(view) + view.config.overdue_s:
         return False
-    return said_s < view.commit_s.get(sender, math.inf) + view.relayed_s
+    return said_s < view.arrivals.commit_s.get(sender, math.inf) + view.config.relayed_s
 
 
 def _begun_s(view: RoundView) -> float:
     """Before when the round began for nobody honest. It begins with the COMMITs of a quorum: this
     node's may be one, and those of so many as may lie, who told that one alone; others tell all."""
-    num_others = len(view.electorate) - blocking(len(view.electorate), view.trust)
-    came_s = [view.commit_s[p] for p in view.electorate if p in view.commit_s and p != view.me]
-    return sorted(came_s)[num_others - 1] if 0 < num_others <= len(came_s) else view.started_s
+    voters, commit_s = view.roles.electorate, view.arrivals.commit_s
+    num_others = len(voters) - blocking(len(voters), view.config.trust)
+    came_s = [commit_s[peer] for peer in voters if peer in commit_s and peer != view.me]
+    if 0 < num_others <= len(came_s):
+        return sorted(came_s)[num_others - 1]
+    return view.times.started_s
 
 
 def _lacking(view: RoundView, said: Mapping[PeerId, Have], sender: PeerId) -> set[PeerId]:
@@ -184,7 +189,7 @@ def _lacking(view: RoundView, said: Mapping[PeerId, Have], sender: PeerId) -> se
 
 def _listed(view: RoundView) -> set[PeerId]:
     """Whom the sealed LIST names."""
-    sealed = view.ballots.sealed(view.before)
+    sealed = view.ballots.sealed(view.seals.before)
     body = view.ballots.list_of(sealed[0].list_digest) if sealed else None
     return {sender for sender, _, _ in (view.listed(body) if body is not None else None) or ()}
 
@@ -192,17 +197,17 @@ def _listed(view: RoundView) -> set[PeerId]:
 def _without_sums(view: RoundView, short: AbstractSet[PeerId]) -> set[PeerId]:
     """Who said too late what a slice of the sealed LIST comes to, or to the end did not; not where
     it lacked parts that their sender kept back."""
-    sealed, found = view.ballots.sealed(view.before), set[PeerId]()
-    if not sealed or not view.late_to_sum:
+    sealed, found = view.ballots.sealed(view.seals.before), set[PeerId]()
+    if not sealed or not view.lapses.late_to_sum:
         return found
     digest, kept_back = sealed[0].list_digest, short & _listed(view)
-    said = [said_haves(view, attempt) for attempt in view.second_call_s]
+    said = [said_haves(view, attempt) for attempt in view.lapses.second_call_s]
     for piece in view.slices:
         owing = owing_sums(view, piece, view.agg_of(digest, piece).keys())
-        if view.uses_gram:
+        if view.config.uses_gram:
             owing |= owing_sums(view, piece, view.gram_of(digest, piece).keys())
-        owing &= view.late_to_sum
-        owing |= {peer for peer, first in view.owed_sums if first == piece.first}
+        owing &= view.lapses.late_to_sum
+        owing |= {peer for peer, first in view.lapses.owed_sums if first == piece.first}
         found |= {
             peer
             for peer in owing
@@ -329,24 +334,24 @@ class Courtesy:
         `deadline_s` is for how long the others wait for parts.
         """
         awaited = self._awaited(view, now_s)
-        if view.held_until_s is None:
+        if view.own.held_until_s is None:
             others = set(view.members) - {view.me}
             most_s = min(HOLD_S, DEADLINE_SHARE * deadline_s) if others else HOLD_S
-            grant_s = view.started_s + most_s - now_s
+            grant_s = view.times.started_s + most_s - now_s
             is_granted = bool(awaited) and grant_s > 0.0 and self._spend(grant_s, now_s)
-            view.held_until_s = now_s + grant_s if is_granted else -math.inf
-            self.until_s = max(self.until_s, view.held_until_s)
-        if now_s >= view.held_until_s:
+            view.own.held_until_s = now_s + grant_s if is_granted else -math.inf
+            self.until_s = max(self.until_s, view.own.held_until_s)
+        if now_s >= view.own.held_until_s:
             return False
         if not awaited:
-            self._budget_s = min(BUDGET_S, self._budget_s + view.held_until_s - now_s)
-            view.held_until_s = -math.inf
+            self._budget_s = min(BUDGET_S, self._budget_s + view.own.held_until_s - now_s)
+            view.own.held_until_s = -math.inf
         return bool(awaited)
 
     def _awaited(self, view: RoundView, now_s: float) -> Collection[PeerId]:
         if not self._asked_s:
             return ()  # As nearly always.
-        return self.joiners(now_s) - view.proven_seats - view.member_set - view.convicted
+        return self.joiners(now_s) - view.seats.proven - view.member_set - view.peers.convicted
 
     def _spend(self, wanted_s: float, now_s: float) -> bool:
         if self._counted_s > -math.inf:

@@ -53,11 +53,11 @@ def propose(view: RoundView, *, now_s: float, deadline_s: float) -> List | None:
         bound = _highest_lock(view)
         if bound is not None:
             return bound
-    if view.is_meeting and not view.is_provisional:
+    if view.outcome.is_meeting and not view.is_provisional:
         return None
-    if view.bound and view.time_outs < BRANCH_TIME_OUTS_MAX:
+    if view.outcome.bound and view.times.time_outs < BRANCH_TIME_OUTS_MAX:
         # R4: the branch becomes final round by round, or gives way where its bytes cannot be had.
-        body = view.ballots.list_of(view.bound)
+        body = view.ballots.list_of(view.outcome.bound)
         if body is not None and view.listed(body) is not None:
             return List(commits=body.commits, drifts=body.drifts, certificate=())
         if not is_late:
@@ -102,7 +102,7 @@ def _highest_lock(view: RoundView) -> List | None:
 
 def _lock_heard(view: RoundView) -> List | None:
     """R4: a provisional round takes up the highest lock in reach, reported or heard as a SEAL."""
-    for message in view.ballots.locks(view.before):
+    for message in view.ballots.locks(view.seals.before):
         seal = decode_body(message)
         assert isinstance(seal, Seal)
         body = view.ballots.list_of(seal.list_digest)
@@ -117,7 +117,7 @@ def _already_summed(view: RoundView) -> List | None:
         body = view.ballots.list_of(digest)
         if attempt >= view.attempt or body is None or view.listed(body) is None:
             continue  # Without its COMMITs it cannot be voted for; they may be lost with restarts.
-        if not view.missing_results(digest):
+        if not view.cells.missing_results(digest):
             votes = view.ballots.certificate(attempt, digest)
             return List(
                 commits=body.commits,
@@ -143,16 +143,17 @@ def complete_senders(view: RoundView, said: Mapping[PeerId, Have] | None = None)
     said = said_haves(view, view.attempt) if said is None else said
     if not said:
         return set()
-    committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
-    if view.everybody_sums:
+    committed = {sender for sender, _, _ in view.commits() if sender not in view.peers.convicted}
+    if view.config.everybody_sums:
         found = whole_holders(view)
         return {s for s in committed if is_held_by_enough(view, s, found.get(s, set()))}
     # By how many they must be held: the sets of those whom so many reducers hold, cell by cell.
     needed = _holders_needed(view)
-    num_cells, counts_itself = view.num_cells, view.copies == 1 or len(view.expected) == 1
+    num_cells = view.cells.num_cells
+    counts_itself = view.copies == 1 or len(view.peers.expected) == 1
     held: list[list[set[PeerId]]] = [[set() for _ in range(num_cells)] for _ in range(needed)]
     for reducer, body in said.items():
-        if not view.belief.counts(reducer):
+        if not view.roles.belief.counts(reducer):
             continue
         for run in body.held:
             senders = unpack_senders(run.senders, view.members)
@@ -169,7 +170,7 @@ def complete_senders(view: RoundView, said: Mapping[PeerId, Have] | None = None)
 
 def _holders_needed(view: RoundView) -> int:
     """By how many besides it a sender's parts must be held."""
-    return max(1, min(view.belief.holders, len(view.expected) - 1))
+    return max(1, min(view.roles.belief.holders, len(view.peers.expected) - 1))
 
 
 # The second call ----------------------------------------------------------------------------------
@@ -182,10 +183,11 @@ def short_senders(view: RoundView, complete: Collection[PeerId]) -> set[PeerId]:
     for these parts in view of all: after that whoever still lacks them is what is missing. Not for
     who was set back or is not in reach, nor where everybody sums and there is no substitute.
     """
-    if view.everybody_sums:
+    if view.config.everybody_sums:
         return set()
-    committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
-    short = committed - set(complete) - view.set_back - view.newcomers - view.suspects
+    committed = {sender for sender, _, _ in view.commits() if sender not in view.peers.convicted}
+    not_awaited = view.roles.set_back | view.roles.newcomers | view.peers.suspects
+    short = committed - set(complete) - not_awaited
     if not short:
         return short
     if awaited_haves(view):
@@ -201,7 +203,7 @@ def waits_for_second_call(
     view: RoundView, complete: Collection[PeerId], *, now_s: float, deadline_s: float
 ) -> bool:
     """Whether a LIST would leave somebody out whom substitutes may still come to hold."""
-    if "second-call" in view.without:
+    if "second-call" in view.config.without:
         return False
     if now_s >= view.attempt_start_s + SECOND_LIST_AFTER * deadline_s:
         return False
@@ -211,13 +213,17 @@ def waits_for_second_call(
 def is_still(view: RoundView, *, now_s: float, deadline_s: float) -> bool:
     """Whether no cells of the round came here lately. While they come lines are slow, and whoever
     says no HAVE yet is probably filling as well: a second copy would only take longer."""
-    return now_s >= view.progress_s + deadline_s / 2
+    return now_s >= view.times.progress_s + deadline_s / 2
 
 
 def call_holders(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     """Once the first HAVEs are here, or late, let the next in rank ask for the parts of senders
     whom too few say that they hold: one for each reducer of the slice that does not say it."""
-    if view.everybody_sums or view.opened_s is None or "second-call" in view.without:
+    if (
+        view.config.everybody_sums
+        or view.times.opened_s is None
+        or "second-call" in view.config.without
+    ):
         return
     if view.proposal() is not None:
         return
@@ -228,14 +234,14 @@ def call_holders(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     short = short_senders(view, complete_senders(view))
     if not short:
         return
-    view.second_call_s.setdefault(view.attempt, now_s)
+    view.lapses.second_call_s.setdefault(view.attempt, now_s)
     said, gathering = said_haves(view, view.attempt), view.gathering()
     for piece, keeping in zip(view.slices, gathering.first_keeping, strict=True):
         lacking = sum(
             bool((short - {peer}) - held_throughout(view, said.get(peer), piece))
             for peer in keeping
         )
-        gathering.call_to_hold(piece, min(lacking, max(1, view.belief.words)))
+        gathering.call_to_hold(piece, min(lacking, max(1, view.roles.belief.words)))
 
 
 def held_throughout(view: RoundView, body: Have | None, piece: Slice) -> frozenset[PeerId]:
@@ -259,12 +265,12 @@ def leaves_out(view: RoundView, body: List, *, is_late: bool) -> bool:
     that are here. Who has not heard of one HAVE yet may be wrong, and who wants the run to stand
     still says it to some: so after some attempts any LIST will do, as for a lock that is shown.
     """
-    may_lie = liars(len(view.electorate), view.trust)
+    may_lie = liars(len(view.roles.electorate), view.config.trust)
     is_free = bool(body.certificate) or view.attempt >= EMPTY_AFTER_ATTEMPTS
-    if not may_lie or is_free or view.lock is not None or "inclusion" in view.without:
+    if not may_lie or is_free or view.own.lock is not None or "inclusion" in view.config.without:
         return False
     listed = {sender for sender, _, _ in view.listed(body) or ()}
-    committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
+    committed = {sender for sender, _, _ in view.commits() if sender not in view.peers.convicted}
     belong = complete_senders(view) if is_late else committed
     return len(belong - listed) > may_lie
 
@@ -274,12 +280,12 @@ def is_held_by_enough(view: RoundView, sender: PeerId, holders: set[PeerId]) -> 
     who hold all of them. Friends: two, the sender itself may be one. In open runs one of them is
     honest, or all others in reach say so.
     """
-    others, there = view.expected - {sender}, holders & view.expected
-    if view.trust == "open" and others:
-        return view.belief.is_enough(there - {sender}) or others <= there
-    if sender in view.expected and there:
+    others, there = view.peers.expected - {sender}, holders & view.peers.expected
+    if view.config.trust == "open" and others:
+        return view.roles.belief.is_enough(there - {sender}) or others <= there
+    if sender in view.peers.expected and there:
         there.add(sender)
-    return len(there) >= min(HOLDERS_FRIENDS, len(view.expected))
+    return len(there) >= min(HOLDERS_FRIENDS, len(view.peers.expected))
 
 
 def whole_holders(view: RoundView) -> dict[PeerId, set[PeerId]]:
@@ -299,25 +305,25 @@ def _whole_senders(view: RoundView, body: Have) -> frozenset[PeerId]:
             break
         found &= unpack_senders(run.senders, view.members)
         reached = max(reached, run.stop)
-    return found if reached >= view.num_cells else frozenset()
+    return found if reached >= view.cells.num_cells else frozenset()
 
 
 def _can_sum(view: RoundView) -> bool:
     """Where everybody sums: whether a quorum has all that it needs for it, so that who lacks parts
     still is waited for no longer."""
-    if not view.everybody_sums:
+    if not view.config.everybody_sums:
         return True
     found = whole_holders(view)
     nobody: set[PeerId] = set()
-    ready = set.intersection(*(found.get(peer, nobody) for peer in view.expected))
+    ready = set.intersection(*(found.get(peer, nobody) for peer in view.peers.expected))
     return view.has_quorum(ready)
 
 
 def awaited_haves(view: RoundView) -> frozenset[PeerId]:
     """Reducers whose HAVE this node expects in this attempt, and that is not here yet; not who was
     set back."""
-    awaited = view.expected & view.gathering().first_keepers
-    return awaited.difference(view.set_back, view.ballots.of(Kind.HAVE, view.attempt))
+    awaited = view.peers.expected & view.gathering().first_keepers
+    return awaited.difference(view.roles.set_back, view.ballots.of(Kind.HAVE, view.attempt))
 
 
 def held_runs(view: RoundView) -> Iterator[Held]:
@@ -336,7 +342,7 @@ def _runs_in(view: RoundView, piece: Slice) -> Iterator[Held]:
     commits = [(sender, digest) for sender, digest, _ in view.commits()]
     first, current = piece.first, b""
     for cell in range(piece.first, piece.stop):
-        senders = {s for s, digest in commits if cell in view.parts.get(digest, ())}
+        senders = {s for s, digest in commits if cell in view.cells.parts.get(digest, ())}
         bits = pack_senders(senders, view.members) if senders else b""
         if bits != current:
             if current:
@@ -355,7 +361,7 @@ def is_hopeless(view: RoundView, *, now_s: float, deadline_s: float) -> bool:
     """
     if view.closer(view.attempt) != view.me or view.proposal() is not None:
         return False
-    if view.attempt >= EMPTY_AFTER_ATTEMPTS or view.bound or view.is_meeting:
+    if view.attempt >= EMPTY_AFTER_ATTEMPTS or view.outcome.bound or view.outcome.is_meeting:
         return False
     has_spoken = bool(view.ballots.of(Kind.HAVE, view.attempt)) and not awaited_haves(view)
     complete = complete_senders(view) if has_spoken else {view.me}
@@ -369,27 +375,27 @@ def holds_all_expected(view: RoundView) -> bool:
         return False
     gathering = view.gathering()
     return not any(
-        view.missing_parts(digest, piece)
+        view.cells.missing_parts(digest, piece)
         for piece in gathering.first_kept
         for sender, digest, _ in view.commits()
-        if sender in view.expected and gathering.holds(piece, sender)
+        if sender in view.peers.expected and gathering.holds(piece, sender)
     )
 
 
 def lock_report(view: RoundView) -> NewAttempt:
     """The body of a NEWATTEMPT: the lock with its certificate, or the results still missing."""
-    if view.lock is not None:
-        locked = view.ballots.list_of(view.lock[1])
+    if view.own.lock is not None:
+        locked = view.ballots.list_of(view.own.lock[1])
         assert locked is not None, "locked on a LIST that is not in the ballots"
         return NewAttempt(
-            lock_attempt=view.lock[0],
+            lock_attempt=view.own.lock[0],
             commits=locked.commits,
             drifts=locked.drifts,
-            certificate=tuple(vote.encoded for vote in view.ballots.certificate(*view.lock)),
+            certificate=tuple(vote.encoded for vote in view.ballots.certificate(*view.own.lock)),
             missing=(),
         )
     certified = [digest for _, digest in view.ballots.certified()]
-    missing = view.missing_results(certified[0]) if certified else ()
+    missing = view.cells.missing_results(certified[0]) if certified else ()
     return NewAttempt(lock_attempt=-1, commits=(), drifts=(), certificate=(), missing=missing)
 
 

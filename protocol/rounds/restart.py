@@ -59,11 +59,11 @@ def refill(view: RoundView, restart: Restart, *, now_s: float) -> None:
         if not is_own:
             continue
         if slot.kind is Kind.COMMIT:
-            view.own_commit = message.digest
+            view.own.commit = message.digest
         # It begins as an ordinary round: what it said provisionally is of an attempt before (R4).
         attempt = slot.attempt + (slot.kind in _PROVISIONAL)
         if attempt > view.attempt:
-            view.attempt, view.entered_s, view.opened_s = attempt, now_s, now_s
+            view.attempt, view.times.entered_s, view.times.opened_s = attempt, now_s, now_s
     _relock(view)
 
 
@@ -71,16 +71,16 @@ def recall_results(view: RoundView, results: frozenset[bytes]) -> None:
     """Note which results are in the store, by LIST."""
     for digest in results:
         if view.ballots.list_of(digest) is not None:
-            view.results[digest] = set(range(view.num_cells))
+            view.cells.results[digest] = set(range(view.cells.num_cells))
 
 
 def _relock(view: RoundView) -> None:
     """R12: the lock is the latest own SEAL of the round."""
     for attempt in view.ballots.attempts(Kind.SEAL):
-        entry = view.ballots.of(Kind.SEAL, attempt, view.before).get(view.me)
+        entry = view.ballots.of(Kind.SEAL, attempt, view.seals.before).get(view.me)
         if entry is not None:
             assert isinstance(entry.body, Seal)
-            view.lock = (attempt, entry.body.list_digest)
+            view.own.lock = (attempt, entry.body.list_digest)
             return
 
 
@@ -151,13 +151,13 @@ class Silence:
         restart, self._recalled = self._restart, b""
         if restart is None:
             return
-        is_head = restart.chain[-1].value.digest == view.before
+        is_head = restart.chain[-1].value.digest == view.seals.before
         refill(view, restart, now_s=now_s)
-        view.own_seal = own_seal(restart, view.named, view.me)
+        view.own.seal = own_seal(restart, view.seals.named, view.me)
         own = [m.slot for m in restart.messages if m.sender == view.me]
         is_here = any((slot.round, slot.basis) == (view.index, view.basis) for slot in own)
         is_whole = is_here and view.index >= max(slot.round for slot in own) - 1
-        is_lock_known = view.lock is None or view.ballots.list_of(view.lock[1]) is not None
+        is_lock_known = view.own.lock is None or view.ballots.list_of(view.own.lock[1]) is not None
         if is_whole and is_lock_known and not (is_head or restart.is_lost):
             self._recalled = view.basis
 
@@ -171,7 +171,7 @@ class Silence:
         self.recall(view, now_s=now_s)
         self._heard, self._has_forgotten = set(), restart.is_lost
         self._through = max(self._through, restart.silent_through)
-        lock = view.lock
+        lock = view.own.lock
         if lock is not None and view.ballots.list_of(lock[1]) is None:
             self._through = max(self._through, view.index)
 

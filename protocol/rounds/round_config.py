@@ -57,6 +57,12 @@ half of one, the next asks for it, and the one behind that asks all where the fi
 not got it either; and it has its way."""
 
 
+OVERDUE_AFTER = 0.75
+"""In least deadlines from when the round was opened here: behind it a COMMIT may come too late for
+somebody's HAVE, whose clock of the round began earlier; before it nobody speaks who waits for one.
+"""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundConfig:
     """What a RoundMachine needs to know besides the chain; `wait_seats` is local taste.
@@ -102,6 +108,11 @@ class RoundConfig:
     rare: Rare = field(default=never, compare=False, repr=False)
     derived: Derived | None = field(default=None, compare=False, repr=False)
     bend: Callable[[Slot, Body], Body] = field(default=as_it_is, compare=False, repr=False)
+
+    @property
+    def overdue_s(self) -> float:
+        """For how long each waits at least, by whatever clock of the round, for what it lacks."""
+        return OVERDUE_AFTER * self.deadline_floor_s
 
     @property
     def may_branch(self) -> bool:

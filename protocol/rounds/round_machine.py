@@ -65,9 +65,9 @@ from protocol.rounds.agreement import (
 from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.chain import certify, seal_value
 from protocol.rounds.lapses import Courtesy, Idlers, LearnedDeadline, note_lapses
-from protocol.rounds.reducers import Rates, slices
+from protocol.rounds.reducers import Rates
 from protocol.rounds.restart import Restart, Silence, own_seal, recall_results, refill
-from protocol.rounds.round_view import RoundConfig, RoundView
+from protocol.rounds.round_view import RoundConfig, RoundSeals, RoundTimes, RoundView
 from protocol.rounds.standing import Reach, Standing
 from protocol.rounds.supply import note_lists
 
@@ -75,11 +75,6 @@ _NOBODY: frozenset[PeerId] = frozenset()
 
 PASSES_MAX = 10_000
 """So often are all rules asked after one event, or two of them go round in circles."""
-
-OVERDUE_AFTER = 0.75
-"""In least deadlines from when the round was opened here: behind it a COMMIT may come too late for
-somebody's HAVE, whose clock of the round began earlier; before it nobody speaks who waits for one.
-"""
 
 
 class WorkRecord(Protocol):
@@ -264,16 +259,16 @@ class RoundMachine:
         if slot.kind is Kind.COMMIT:
             self._note_commit(view, message.sender, now_s)
         elif slot.kind in (Kind.HAVE, Kind.HOLD):
-            view.said_s[slot.attempt, message.sender] = now_s
+            view.lapses.said_s[slot.attempt, message.sender] = now_s
         elif slot.kind is Kind.LEAVE:
             self._left.add(message.sender)
         if (shown := attempt_shown(view, entry)) > view.attempt:
             self._enter(view, shown, now_s)
             self._agenda.disturb()
-        elif view.entered_s == math.inf and is_attended(view):
-            view.entered_s = now_s
+        elif view.times.entered_s == math.inf and is_attended(view):
+            view.times.entered_s = now_s
             self._agenda.disturb()
-        elif (view is not self.view and not view.is_beside) or is_for_us(view, entry):
+        elif (view is not self.view and not view.seals.is_beside) or is_for_us(view, entry):
             self._agenda.disturb()
         if isinstance(entry.body, Seat):
             return [*self.proofs.next(self.standing.under_way)]
@@ -298,10 +293,11 @@ class RoundMachine:
 
     def _note_commit(self, view: RoundView, sender: PeerId, now_s: float) -> None:
         if not view.ballots.of(Kind.LIST, view.attempt):
-            view.committed_s = now_s
-        view.commit_s[sender] = now_s
-        if view.opened_s is not None and now_s >= view.opened_s + view.least_s:
-            view.overdue.add(sender)
+            view.times.committed_s = now_s
+        view.arrivals.commit_s[sender] = now_s
+        opened_s = view.times.opened_s
+        if opened_s is not None and now_s >= opened_s + self.config.overdue_s:
+            view.lapses.overdue.add(sender)
 
     def _contradicted(self, view: RoundView, message: SignedMessage) -> list[ev.RoundAction]:
         """Two different messages in one slot: the evidence, once per peer."""
@@ -334,7 +330,7 @@ class RoundMachine:
         """
         slot, lag = entry.message.slot, self.config.clock.lag
         on = self.standing.on(slot.basis)
-        is_sealed = on is not None and on.is_beside and slot.kind is Kind.SEAL
+        is_sealed = on is not None and on.seals.is_beside and slot.kind is Kind.SEAL
         is_sealed &= not self.config.may_branch
         if on is not None and not is_sealed:
             return False
@@ -359,9 +355,9 @@ class RoundMachine:
         There is a last one, to which liars may lead: in that it stays.
         """
         view.attempt = min(attempt, limits.ATTEMPTS_MAX)
-        view.entered_s = now_s if is_attended(view) else math.inf
-        if view.opened_s is None:
-            view.opened_s = now_s
+        view.times.entered_s = now_s if is_attended(view) else math.inf
+        if view.times.opened_s is None:
+            view.times.opened_s = now_s
 
     def _settle_silence(self) -> None:
         self._silence.settle(self.view, self.standing.base, self.doubted)
@@ -370,8 +366,8 @@ class RoundMachine:
 
     def _value(self, view: RoundView, digest: bytes) -> SealValue | None:
         """What the seal of a LIST says, once its result is applied."""
-        known = view.values
-        if digest not in known or known[digest].root != view.applied.get(digest):
+        known = view.outcome.values
+        if digest not in known or known[digest].root != view.outcome.applied.get(digest):
             derived = self.config.derived
             find = seal_value if derived is None else derived.seal_value
             value = find(view, digest, self._signer, self.config.clock)
@@ -385,29 +381,14 @@ class RoundMachine:
     ) -> RoundView:
         """The round behind `head`; `before` is the seal before that, of genesis genesis. None: the
         round behind that one, beside it (R5)."""
-        derived = self.config.derived
+        named_by = before if self.config.clock.lag > 1 else None
         view = RoundView(
+            config=self.config,
             me=self._signer.peer_id,
-            head=head.value,
-            num_cells=self.config.num_cells(head.value.round + 1 + (before is None)),
-            trust=self.config.trust,
-            started_s=now_s,
-            suspects=self._suspects,
-            convicted=self.convicted,
-            final=final,
-            named_by=before if self.config.clock.lag > 1 else None,
-            is_beside=before is None,
-            may_branch=self.config.may_branch,
-            draw=self.config.rare,
-            uses_gram=self.config.uses_gram,
-            everybody_sums=self.config.everybody_sums,
-            without=self.config.without,
-            relayed_s=self.config.relayed_s,
-            least_s=OVERDUE_AFTER * self.config.deadline_floor_s,
-            admission=self.config.clock.admission,
-            audits=self.config.audits,
-            cut=slices if derived is None else derived.slices,
+            seals=RoundSeals(head.value, final, named_by=named_by, is_beside=before is None),
+            times=RoundTimes(now_s),
         )
+        view.suspect(self._suspects, self.convicted)
         if self._restart is not None:
             refill(view, self._restart, now_s=now_s)
         return view
@@ -422,9 +403,9 @@ class RoundMachine:
         is_last = head.value.clock.ends_run or head.value.round + clock.lag > clock.rounds
         if clock.lag > 1 and not is_last:
             standing.beside = standing.returned(head.value.digest) or self._new_view(
-                head, standing.base.final, now_s, before=None
+                head, standing.base.seals.final, now_s, before=None
             )
-            standing.beside.own_seal = own_seal
+            standing.beside.own.seal = own_seal
         self._agenda.beside = standing.beside
 
     def _sign(
@@ -472,8 +453,8 @@ class RoundMachine:
             head,
             lambda link: self._new_view(link, link.value, now_s, before=before or link.value),
         )
-        if self.standing.base.is_beside:
-            self.standing.base.empties()
+        if self.standing.base.seals.is_beside:
+            self.standing.base.forget_cells()
         self._go_on(head, b"", now_s)
         self.view, self.previous = self.standing.base, None
         # Who left meanwhile is gone; who came back since has not said that it leaves again.
@@ -508,15 +489,18 @@ class RoundMachine:
     def _stand_again(self, restart: Restart, now_s: float) -> None:
         """The branch that this node was on; it works on its last final seal until it knows more."""
         me, final = self._signer.peer_id, restart.chain[-1].value
-        self.standing.base.own_seal = own_seal(restart, self.standing.base.named, me)
+        self.standing.base.own.seal = own_seal(restart, self.standing.base.seals.named, me)
         self._own_seal = own_seal(restart, final, me)
         if self.standing.beside is not None:
-            self.standing.beside.own_seal = self._own_seal
+            self.standing.beside.own.seal = self._own_seal
         for link in restart.branch:
             before = self.standing.top
-            before.applied[link.value.list_digest] = link.value.root
+            before.outcome.applied[link.value.list_digest] = link.value.root
             self.standing.advance(
-                link, partial(self._new_view, final=before.final, now_s=now_s, before=before.head)
+                link,
+                partial(
+                    self._new_view, final=before.seals.final, now_s=now_s, before=before.seals.head
+                ),
             )
             self._go_on(link, own_seal(restart, link.value, me), now_s)
 
@@ -531,13 +515,13 @@ class RoundMachine:
 
         `ended` is the round that this seal ends, where it was followed here.
         """
-        if self.standing.top.is_beside:
-            self.standing.top.stands(link.value, now_s)
+        if self.standing.top.seals.is_beside:
+            self.standing.top.stand_on(link.value, now_s)
         self._open_beside(now_s, own_seal)
         named = self.standing.on(link.value.digest)
         if named is not None:
             # The next COMMIT there carries the own SEAL of the seal that names the round (R1).
-            named.own_seal = own_seal
+            named.own.seal = own_seal
             if ended is not None:
                 named.ended, ended.ended = ended, None
 
@@ -560,7 +544,7 @@ class RoundMachine:
             certificate, lambda link: self._new_view(link, link.value, now_s, before=before)
         )
         self._go_on(certificate, self._own_seal, now_s, view)
-        self.idlers.saw(view.head.roster, value.roster, value.round)
+        self.idlers.saw(view.seals.head.roster, value.roster, value.round)
         self.view = self.standing.base
         for each in self.standing.under_way:
             each.suspect(self._suspects, self.convicted)
@@ -577,8 +561,8 @@ class RoundMachine:
         self.standing.confirm(certificate)
         self.view, self._own_seal = self.standing.base, view.own_seal_of(value)
         named = self.standing.on(value.digest)
-        if named is not None and not named.own_commit:
-            named.own_seal = self._own_seal
+        if named is not None and not named.own.commit:
+            named.own.seal = self._own_seal
         self._forget_restart()
         self._agenda.disturb()
         found = [view.ballots.find(digest) for digest in value.commits]
@@ -593,13 +577,13 @@ class RoundMachine:
     def _late_seal(self, view: RoundView, value: SealValue) -> Iterator[ev.RoundAction]:
         """Shown a quorum of SEALs, a member may add its own of that attempt, even of one it has
         left: its next COMMIT must carry it (R1, R2)."""
-        sealed = view.ballots.sealed(view.before)
+        sealed = view.ballots.sealed(view.seals.before)
         if sealed is None or view is not self.view or not view.is_member or self.is_muted:
             return
-        if view.own_seal_of(value, (Kind.SEAL,)) or value.list_digest not in view.applied:
+        if view.own_seal_of(value, (Kind.SEAL,)) or value.list_digest not in view.outcome.applied:
             return
         attempt = sealed[1][0].slot.attempt
-        is_new = view.me not in view.ballots.of(Kind.SEAL, attempt, view.before)
+        is_new = view.me not in view.ballots.of(Kind.SEAL, attempt, view.seals.before)
         if is_new and not self.config.rare("late-seal-unsigned"):
             yield from self._sign_seal(Kind.SEAL, value, attempt)
 
@@ -607,7 +591,7 @@ class RoundMachine:
         """A round is sealed provisionally: go on behind it, and keep what is final."""
         view, value = self.view, link.value
         attempt = decode_message(link.seals[0])[0].slot.attempt if link.seals else view.attempt
-        own, slot = view.own_seal_of(value), (Kind.PSEAL, attempt, view.before)
+        own, slot = view.own_seal_of(value), (Kind.PSEAL, attempt, view.seals.before)
         may_sign = view.is_speaker and not self.is_muted and view.me not in view.ballots.of(*slot)
         if may_sign and not own:
             # It holds the result like all who sealed: its next COMMIT has to prove that.
@@ -617,11 +601,14 @@ class RoundMachine:
             # Who follows others has to have the receipts when the round becomes final.
             found = [view.ballots.find(digest) for digest in value.commits]
             yield ev.RecordProof(tuple(entry.message for entry in found if entry))
-        was_listed, final = view.is_listed_in(value), view.final
-        self.standing.advance(link, lambda one: self._new_view(one, final, now_s, before=view.head))
+        was_listed, final = view.is_listed_in(value), view.seals.final
+        self.standing.advance(
+            link, lambda one: self._new_view(one, final, now_s, before=view.seals.head)
+        )
         shared = self.standing.shared
         if not any(view is one for one in shared):
-            view.parts.clear()  # They are not kept; those of rounds that final seals name are.
+            # They are not kept; those of rounds that final seals name are.
+            view.cells.parts.clear()
         self._go_on(link, own, now_s, view)
         self.view = self.standing.top
         for each in self.standing.worked_for:
@@ -637,8 +624,8 @@ class RoundMachine:
             lost = standing.head
             for view in standing.fall_back():
                 if view.is_provisional:
-                    view.elect(_NOBODY)
-                    if view.opened_s is not None:
+                    view.elect_sealers(_NOBODY)
+                    if view.times.opened_s is not None:
                         # PVOTEs of this attempt may be out: a VOTE is of a later one.
                         self._enter(view, view.attempt + 1, now_s)
             if standing.base.is_overlapped:
@@ -651,8 +638,8 @@ class RoundMachine:
         """What the trainer gave for rounds that are under way again, and no COMMIT binds, was made
         behind others whose outcome is open again: it gives something else (R6)."""
         for view in self.standing.worked_for:
-            if not view.own_commit:
-                view.contribution = None
+            if not view.own.commit:
+                view.own.contribution = None
 
     def _hear_early(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
         for entry in view.early.take():
@@ -667,7 +654,7 @@ class RoundMachine:
             self._restart = None
 
     def _diverge(self, reason: str) -> Iterator[ev.RoundAction]:
-        self.view.is_diverged = True
+        self.view.outcome.is_diverged = True
         yield ev.Resync(f"round {self.view.index} is sealed, but {reason}")
 
     # Sums that this node made --------------------------------------------------------------------
@@ -676,7 +663,7 @@ class RoundMachine:
         view = self.standing.about(event.list_digest)
         if view is None:
             return
-        if ("reduce", event.list_digest, event.first, view.me) not in view.requested:
+        if ("reduce", event.list_digest, event.first, view.me) not in view.cells.requested:
             return  # The round went on while the slice was summed.
         digest, first, stop = event.list_digest, event.first, event.stop
         piece = next(p for p in view.slices if p.first == first)
@@ -696,12 +683,12 @@ class RoundMachine:
         and a substitute says it (R12)."""
         view = self.standing.about(event.list_digest)
         digest, first, stop = event.list_digest, event.first, event.stop
-        if view is None or ("measure", digest, first, view.me) not in view.requested:
+        if view is None or ("measure", digest, first, view.me) not in view.cells.requested:
             return  # The round went on meanwhile.
-        if view.everybody_sums:
-            view.grams[digest, first] = event.stats  # Nobody else asks for it.
+        if view.config.everybody_sums:
+            view.sums.grams[digest, first] = event.stats  # Nobody else asks for it.
         subject = slice_subject(digest, first, stop)
-        is_said = view.everybody_sums or view.me in view.ballots.of(Kind.GRAM, 0, subject)
+        is_said = view.config.everybody_sums or view.me in view.ballots.of(Kind.GRAM, 0, subject)
         if not (is_said or self._silence.has_lost(view)):
             body = Gram(list_digest=digest, first=first, stop=stop, stats=event.stats)
             slot = view.slot(Kind.GRAM, subject=subject)
@@ -764,14 +751,14 @@ class RoundMachine:
         """Ask all rules until none has more to do."""
         actions = self._hear_listed(now_s)
         passes = 0
-        while not (self.view.is_diverged or self.is_held):
+        while not (self.view.outcome.is_diverged or self.is_held):
             passes += 1
             assert passes < PASSES_MAX, "two rules undo what the other did"
             due = self._due(now_s)
             if not due:
                 break
             actions += due
-        opens_s = self.view.started_s + self.config.wait_seats_s
+        opens_s = self.view.times.started_s + self.config.wait_seats_s
         others_s = (opens_s, self.courtesy.until_s, self._reach.due_s, *self._due_beside(now_s))
         self._agenda.settle(self.view, self._deadline, others_s=others_s, now_s=now_s)
         if self.is_held:
@@ -782,10 +769,10 @@ class RoundMachine:
         """When the rules are due for the round beside this one (R5)."""
         view = self._beside
         if view is not None:
-            deadline_s = self._deadline.seconds(view.time_outs)
+            deadline_s = self._deadline.seconds(view.times.time_outs)
             yield from due_times(view, self._deadline)
             yield from supply.retry_times(view, deadline_s, now_s=now_s)
-            if view.opened_s is not None:
+            if view.times.opened_s is not None:
                 yield now_s + deadline_s / POLLS_PER_DEADLINE
 
     def _due(self, now_s: float) -> list[ev.RoundAction]:
@@ -798,7 +785,7 @@ class RoundMachine:
         stood_in = self.view
         actions += self._final(now_s)
         is_elsewhere = self.view is not stood_in  # Of which kind that round is, is asked first.
-        if is_elsewhere or (is_overlapped and self.view.head.clock.ends_run):
+        if is_elsewhere or (is_overlapped and self.view.seals.head.clock.ends_run):
             return actions
         asked = (
             self._provisional(now_s),
@@ -827,7 +814,7 @@ class RoundMachine:
         view = next((view for view in self.views if view.is_about(event.subject)), self.view)
         if event.bulk is Bulk.PART and not self._takes_parts(view):
             return
-        is_new = view.arrived(event.bulk, event.subject, event.cells, now_s=now_s)
+        is_new = view.add_cells(event.bulk, event.subject, event.cells, now_s=now_s)
         if is_new and learn(view, self._deadline, now_s):
             self._agenda.disturb()
         self._settle_silence()
@@ -835,17 +822,17 @@ class RoundMachine:
     def _take(self, event: ev.LocalRoundEvent, now_s: float) -> Iterator[ev.RoundAction]:
         match event:
             case ev.Contributed():
-                self.standing.top.contributed(event)
+                self.standing.top.take_contribution(event)
                 if self.standing.beside is not None:
-                    self.standing.beside.contributed(event)
+                    self.standing.beside.take_contribution(event)
             case ev.Reduced():
                 yield from self._reduced(event)
             case ev.Measured():
                 yield from self._measured(event)
             case ev.Applied(list_digest=digest, root=root, base=base):
                 view = self.standing.about(digest) or self.view
-                if not (view.is_beside or (base and base != view.head.root)):
-                    view.applied[digest] = root
+                if not (view.seals.is_beside or (base and base != view.seals.head.root)):
+                    view.outcome.applied[digest] = root
             case ev.SeatChecked(peer=peer, basis=basis, is_proved=is_proved):
                 self.proofs.checked(peer, self.standing.on(basis), is_proved)
                 yield from self.proofs.next(self.standing.under_way)
@@ -882,17 +869,17 @@ class RoundMachine:
                 # Nobody in reach has a seat behind the head, who could contribute or name a joiner.
                 yield from self._fall_back(now_s)
             base = standing.base
-            is_final_elsewhere = self.is_behind or base.ballots.sealed(base.before)
+            is_final_elsewhere = self.is_behind or base.ballots.sealed(base.seals.before)
             if is_final_elsewhere or len(standing.branch) >= limits.BRANCH_ROUNDS_MAX:
                 sealers = _NOBODY
         view = standing.top if sealers else standing.base
-        view.bound = b"" if sealers else standing.bound
-        view.is_meeting = self.is_meeting
-        view.followed = standing.followed if sealers else b""
+        view.outcome.bound = b"" if sealers else standing.bound
+        view.outcome.is_meeting = self.is_meeting
+        view.outcome.followed = standing.followed if sealers else b""
         is_toggled = bool(sealers) != view.is_provisional
         if view is not self.view or sealers != view.ballots.sealers:
             self.view = view
-            view.elect(sealers)
+            view.elect_sealers(sealers)
             self._agenda.disturb()
         if is_toggled and _has_acted(view):
             self._enter(view, self._next_attempt(view), now_s)
@@ -901,7 +888,7 @@ class RoundMachine:
         """The next attempt; of a provisional round the next whose closer is in reach."""
         attempt = view.attempt + 1
         if view.is_provisional:
-            span = range(attempt, attempt + len(view.final.roster.seats))
+            span = range(attempt, attempt + len(view.seals.final.roster.seats))
             attempt = next((a for a in span if view.can_close(a)), attempt)
         return attempt
 
@@ -909,23 +896,23 @@ class RoundMachine:
         """R2, R6: bind the contribution, once, and tell what this node saw."""
         yield from self.proofs.next(self.standing.under_way)
         for view in self._worked_in:
-            mine = view.contribution
+            mine = view.own.contribution
             is_mute = self._is_mute_in(view)
-            if mine is None or view.own_commit or not view.is_member or is_mute:
+            if mine is None or view.own.commit or not view.is_member or is_mute:
                 continue
             if self.holds_commit(view, now_s):
                 continue
-            if view.is_beside:
+            if view.seals.is_beside:
                 # Who asks for a seat shows the state that the round before it begins with.
-                view.proven_seats |= self.view.proven_seats
+                view.seats.proven |= self.view.seats.proven
             idle = self.idlers.unwelcome(view.index)
             seen = Seen(self._suspects, self._left, self._is_past_end, self.rates, idle)
             work = self.audits.work(view.index, mine.work) if self.audits else ()
             body = commit_body(view, mine, seen, work)
             signed = sign_message(self._signer, view.slot(Kind.COMMIT), body)
-            view.own_commit = signed.digest
-            view.commit_s[view.me] = now_s
-            view.parts[signed.digest] = set(range(view.num_cells))
+            view.own.commit = signed.digest
+            view.arrivals.commit_s[view.me] = now_s
+            view.cells.parts[signed.digest] = set(range(view.cells.num_cells))
             yield from self._publish(view, signed, body)
 
     def _supply(self, now_s: float) -> Iterator[ev.RoundAction]:
@@ -935,18 +922,18 @@ class RoundMachine:
 
     def _supply_in(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
         view.start_clock(now_s)  # R2: with a quorum of COMMITs.
-        deadline_s = self._deadline.seconds(view.time_outs)
+        deadline_s = self._deadline.seconds(view.times.time_outs)
         certified = view.ballots.certified_lists()
         note_lists(view, now_s)
         yield from supply.push_parts(view)
         yield from supply.pull_parts(view, now_s=now_s, deadline_s=deadline_s)
-        if not (certified or view.followed or view.ballots.sealed(view.before)):
+        if not (certified or view.outcome.followed or view.ballots.sealed(view.seals.before)):
             return  # Nothing is summed yet.
         yield from supply.measure_slices(view)
         note_grams(view, now_s)
         yield from supply.reduce_slices(view)
         yield from supply.pull_results(view, now_s=now_s, deadline_s=deadline_s)
-        if not view.is_beside:
+        if not view.seals.is_beside:
             # A root is over all fragments, so the step waits for that of the round before (R5).
             yield from supply.apply_results(view)
 
@@ -954,19 +941,19 @@ class RoundMachine:
         """R2: HAVE, LIST, VOTE and the report to a new closer, each once per slot."""
         for view in self._worked_in:
             # While no quorum is in reach, the round beside is bound, and no more (R4, R5).
-            if not (view.is_beside and self.view.is_provisional):
+            if not (view.seals.is_beside and self.view.is_provisional):
                 yield from self._agree_in(view, now_s)
 
     def _agree_in(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
-        if self._is_mute_in(view) or view.followed:
+        if self._is_mute_in(view) or view.outcome.followed:
             return
-        if view.opened_s is not None and view.is_speaker:
+        if view.times.opened_s is not None and view.is_speaker:
             # Before the attempt is given up: who made it end without a seal is told of.
-            deadline_s = self._deadline.seconds(view.time_outs)
+            deadline_s = self._deadline.seconds(view.times.time_outs)
             note_lapses(view, now_s=now_s, deadline_s=deadline_s)
         may_go_on = view.is_voter and view.attempt < limits.ATTEMPTS_MAX
         if may_go_on and is_given_up(view, self._deadline, now_s=now_s):
-            view.time_outs += has_timed_out(view, self._deadline, now_s=now_s)
+            view.times.time_outs += has_timed_out(view, self._deadline, now_s=now_s)
             self._enter(view, self._next_attempt(view) + view.rare("attempt-skipped"), now_s)
         for said in statements(view, self._deadline, now_s=now_s):
             yield from self._sign(said.kind, said.body, attempt=said.attempt, view=view)
@@ -981,11 +968,15 @@ class RoundMachine:
             return
         kind = Kind.PSEAL if view.is_provisional else Kind.SEAL
         for attempt, digest in view.ballots.certified():
-            if attempt < view.attempt or digest not in view.applied:
+            if attempt < view.attempt or digest not in view.outcome.applied:
                 continue
-            if view.me in view.ballots.of(kind, attempt, view.before):
+            if view.me in view.ballots.of(kind, attempt, view.seals.before):
                 continue
-            is_bound = view.lock is not None and view.lock[1] != digest and view.lock[0] >= attempt
+            is_bound = (
+                view.own.lock is not None
+                and view.own.lock[1] != digest
+                and view.own.lock[0] >= attempt
+            )
             if is_bound and kind is Kind.SEAL:
                 continue
             value = self._value(view, digest)
@@ -993,13 +984,13 @@ class RoundMachine:
                 if attempt > view.attempt:
                     self._enter(view, attempt, now_s)
                 if kind is Kind.SEAL:
-                    view.lock = (attempt, digest)
+                    view.own.lock = (attempt, digest)
                 yield from self._sign_seal(kind, value, attempt)
 
     def _final(self, now_s: float) -> Iterator[ev.RoundAction]:
         """R2: a quorum of SEALs of one attempt makes the round final."""
         view, branch = self.standing.base, self.standing.branch
-        sealed = view.ballots.sealed(view.before)
+        sealed = view.ballots.sealed(view.seals.before)
         if sealed is None:
             return
         if branch and branch[0].value.digest == sealed[0].value:
@@ -1019,18 +1010,18 @@ class RoundMachine:
         view, standing = self.view, self.standing
         if not view.is_provisional or view is not standing.top:
             return
-        psealed = view.ballots.psealed(view.before)
-        if view.followed:
-            value = self._value(view, view.followed)
+        psealed = view.ballots.psealed(view.seals.before)
+        if view.outcome.followed:
+            value = self._value(view, view.outcome.followed)
             link = standing.ahead[0]
         elif psealed is not None:
             value = self._value(view, psealed[0].list_digest)
             link = certify(value, psealed[1]) if value is not None else standing.head
         else:
             return
-        if value is None or not (view.followed or self._leads_on(value)):
+        if value is None or not (view.outcome.followed or self._leads_on(value)):
             return  # Of the latter the next attempt makes one that names whoever is left.
-        expected = link.value.digest if view.followed else psealed and psealed[0].value
+        expected = link.value.digest if view.outcome.followed else psealed and psealed[0].value
         if value.digest != expected:
             yield from self._diverge("ours would be another: in state, roster or clock")
         else:
@@ -1046,7 +1037,7 @@ class RoundMachine:
 
 def _has_acted(view: RoundView) -> bool:
     """Whether something may be signed in this attempt that is bound to its kind."""
-    if view.opened_s is not None or view.attempt > 0:
+    if view.times.opened_s is not None or view.attempt > 0:
         return True
     kinds = (Kind.VOTE, Kind.PVOTE, Kind.SEAL, Kind.PSEAL)
     return any(view.ballots.attempts(kind) for kind in kinds)

@@ -74,7 +74,9 @@ class Standing:
     @property
     def position(self) -> Position:
         """Final seal and head."""
-        return Position(self.final.value, self.head.value, self.base.named, self.top.named)
+        return Position(
+            self.final.value, self.head.value, self.base.seals.named, self.top.seals.named
+        )
 
     @property
     def bound(self) -> bytes:
@@ -119,7 +121,7 @@ class Standing:
 
     def advance(self, certificate: SealCertificate, new_view: NewView) -> None:
         """Go on from a provisional seal on the head."""
-        assert certificate.value.before == self.top.before
+        assert certificate.value.before == self.top.seals.before
         self.branch.append(certificate)
         self._follow(certificate)
         self.views.append(self._behind(certificate, new_view))
@@ -129,9 +131,9 @@ class Standing:
         assert certificate.value.digest == self.branch[0].value.digest
         self.final = certificate
         del self.branch[0], self.views[0]
-        self.base.promote()
+        self.base.decide_final()
         for view in self.under_way:
-            view.final = self.base.named
+            view.set_final(self.base.seals.named)
         self._forget()
 
     def fall_back(self) -> list[RoundView]:
@@ -139,7 +141,7 @@ class Standing:
         left = self.views[1:]
         floating = left if self.base.is_overlapped else []
         for view in floating:
-            view.leaves()
+            view.give_up_head()
         if self.beside is not None and self.branch:
             left = [*left, self.beside]
         if floating:
@@ -154,7 +156,7 @@ class Standing:
         """The trainer begins anew (R6): what it gave for these rounds it does not hold any more,
         and COMMITs of a branch that comes back are of that."""
         for view in (*self.under_way, *self.given_up.values()):
-            view.is_out_of_hand = bool(view.own_commit)
+            view.own.is_out_of_hand = bool(view.own.commit)
 
     def adopt(self, certificate: SealCertificate, new_view: NewView) -> None:
         """Stand on another final seal; there is no branch."""
@@ -162,7 +164,7 @@ class Standing:
         self._follow(certificate)
         self.final = certificate
         self.views = [self._behind(certificate, new_view)]
-        self.base.promote()
+        self.base.decide_final()
         self._forget()
 
     def _follow(self, certificate: SealCertificate) -> None:
@@ -183,10 +185,11 @@ class Standing:
         """The view of a round that was left, and comes back."""
         view = self.given_up.pop(basis, None)
         if view is not None:
-            view.final, view.followed, view.is_diverged = self.base.named, b"", False
+            view.set_final(self.base.seals.named)
+            view.outcome.followed, view.outcome.is_diverged = b"", False
             # Contributions of rounds that were left are not kept: they have to be asked for again.
-            view.parts.clear()
-            view.asked.clear()
+            view.cells.parts.clear()
+            view.cells.asked.clear()
         return view
 
     def has_signed(self, message: SignedMessage) -> bool:
@@ -204,7 +207,7 @@ class Standing:
         known = {self.final.value.digest, *(link.value.digest for link in self.branch)}
         kept = {}
         for basis, view in sorted(self.given_up.items(), key=lambda item: item[1].index):
-            if view.head.before in known:
+            if view.seals.head.before in known:
                 known.add(basis)
                 kept[basis] = view
             else:
@@ -397,7 +400,9 @@ class Meeting:
         """The own branch and the highest lock, to a peer that asks."""
         if final != standing.final.value.digest:
             return
-        lock = next((m.encoded for m in standing.base.ballots.locks(standing.base.before)), b"")
+        lock = next(
+            (m.encoded for m in standing.base.ballots.locks(standing.base.seals.before)), b""
+        )
         for link in standing.branch:
             yield Send(peer, Branch(final=final, seals=(link,), lock=b""))
         yield Send(peer, Branch(final=final, seals=(), lock=lock))
@@ -478,10 +483,10 @@ class Meeting:
 
 
 def _own_locks(standing: Standing) -> Iterable[Lock]:
-    for message in standing.base.ballots.locks(standing.base.before):
+    for message in standing.base.ballots.locks(standing.base.seals.before):
         body = decode_message(message.encoded)[1]
         assert isinstance(body, Seal)
-        yield Lock(standing.base.before, message.slot.attempt, body.list_digest)
+        yield Lock(standing.base.seals.before, message.slot.attempt, body.list_digest)
 
 
 def _check_link(link: SealCertificate, last: SealValue, standing: Standing, signer: Signer) -> None:
@@ -512,12 +517,12 @@ def _check_link(link: SealCertificate, last: SealValue, standing: Standing, sign
 def _lock_of(data: bytes, standing: Standing, signer: Signer) -> Lock:
     message, body = _decoded(data)
     slot, base = message.slot, standing.base
-    is_place = (slot.kind, slot.basis, slot.subject) == (Kind.SEAL, base.basis, base.before)
+    is_place = (slot.kind, slot.basis, slot.subject) == (Kind.SEAL, base.basis, base.seals.before)
     is_seal = is_place and isinstance(body, Seal) and message.sender in base.member_set
     if not is_seal or not is_signed(message, signer):
         raise ProofError("a lock that is no SEAL of a member")
     assert isinstance(body, Seal)
-    return Lock(base.before, slot.attempt, body.list_digest)
+    return Lock(base.seals.before, slot.attempt, body.list_digest)
 
 
 def _decoded(data: bytes) -> tuple[SignedMessage, Body]:

@@ -31,29 +31,29 @@ def lists_to_sum(view: RoundView) -> Sequence[tuple[bytes, List]]:
     """LISTs that may be summed here: those certified; where everybody sums also that which others
     have sealed."""
     certified = view.ballots.certified_lists()
-    if not view.everybody_sums:
+    if not view.config.everybody_sums:
         return certified
     found = list(certified)
     digest = sealed_list(view)
     body = view.ballots.list_of(digest) if digest else None
     if body is not None and digest not in {known for known, _ in found}:
         found.append((digest, body))
-    return [(one, body) for one, body in found if view.missing_results(one)]
+    return [(one, body) for one, body in found if view.cells.missing_results(one)]
 
 
 def note_lists(view: RoundView, now_s: float) -> None:
     """Since when there is something to sum."""
     digests = [digest for digest, _ in view.ballots.certified_lists()]
-    if view.everybody_sums and (sealed := sealed_list(view)):
+    if view.config.everybody_sums and (sealed := sealed_list(view)):
         digests.append(sealed)
     for digest in digests:
-        view.certified_s.setdefault(digest, now_s)
+        view.sums.certified_s.setdefault(digest, now_s)
 
 
 def sealed_list(view: RoundView) -> bytes:
     """The LIST that is sealed: for good, or by others of a branch."""
-    sealed = view.ballots.sealed(view.before)
-    return sealed[0].list_digest if sealed else view.followed
+    sealed = view.ballots.sealed(view.seals.before)
+    return sealed[0].list_digest if sealed else view.outcome.followed
 
 
 def holders_of_more(view: RoundView, commit: bytes) -> Iterator[PeerId]:
@@ -65,11 +65,11 @@ def holders_of_more(view: RoundView, commit: bytes) -> Iterator[PeerId]:
         yield from view.agg_of(digest, view.slices[0])
         for kind in (Kind.SEAL, Kind.PSEAL):
             for attempt in view.ballots.attempts(kind):
-                for sealer, seal in view.ballots.bodies(kind, Seal, attempt, view.before):
+                for sealer, seal in view.ballots.bodies(kind, Seal, attempt, view.seals.before):
                     if seal.list_digest == digest:
                         yield sealer
         if digest == sealed_list(view):
-            yield from sorted(view.expected)
+            yield from sorted(view.peers.expected)
 
 
 def is_summed_elsewhere(view: RoundView, digest: bytes, *, now_s: float, deadline_s: float) -> bool:
@@ -78,16 +78,16 @@ def is_summed_elsewhere(view: RoundView, digest: bytes, *, now_s: float, deadlin
     On a branch that others went on from they keep the results alone (R4). Else for a deadline the
     parts are asked for, which all who sealed had, and longer while they come.
     """
-    if digest == view.followed or not view.is_member:
+    if digest == view.outcome.followed or not view.is_member:
         return True
-    since_s = view.certified_s.get(digest, now_s)
+    since_s = view.sums.certified_s.get(digest, now_s)
     if now_s < since_s + deadline_s:
         return False
     body = view.ballots.list_of(digest)
     commits = body.commits if body is not None else ()
     lately_s = now_s - deadline_s / 2
     return not any(
-        at_s > lately_s and subject in commits for (subject, _), at_s in view.moved_s.items()
+        at_s > lately_s and subject in commits for (subject, _), at_s in view.cells.moved_s.items()
     )
 
 
@@ -102,18 +102,18 @@ def push_parts(view: RoundView) -> Iterator[RoundAction]:
 
     A suspicion moves the slice to the substitute, and the part goes there too.
     """
-    if view.own_commit not in view.parts or view.pushed_among == view.expected:
+    if view.own.commit not in view.cells.parts or view.cells.pushed_among == view.peers.expected:
         return
-    view.pushed_among = view.expected
+    view.cells.pushed_among = view.peers.expected
     gathering = view.gathering()
     for piece in view.slices:
         for target in gathering.targets(piece, view.me):
-            place = ("part", view.own_commit, piece.first, target)
-            if target != view.me and place not in view.requested:
-                view.requested.add(place)
+            place = ("part", view.own.commit, piece.first, target)
+            if target != view.me and place not in view.cells.requested:
+                view.cells.requested.add(place)
                 if view.rare("part-unpushed"):
                     continue
-                yield Push(target, Bulk.PART, view.own_commit, _cells(piece))
+                yield Push(target, Bulk.PART, view.own.commit, _cells(piece))
 
 
 def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[RoundAction]:
@@ -124,7 +124,7 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
     everybody who said HAVE.
     """
     certified = lists_to_sum(view)
-    if view.opened_s is None and not (certified and view.everybody_sums):
+    if view.times.opened_s is None and not (certified and view.config.everybody_sums):
         return
     call_holders(view, now_s=now_s, deadline_s=deadline_s)
     call_substitutes(view, now_s=now_s, deadline_s=deadline_s)
@@ -137,7 +137,7 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
     contributed = sorted(known) if certified else [(s, d) for s, d, _ in view.commits()]
     for piece in gathering.kept:
         if certified and all(
-            _reduce_of(view, digest, piece) in view.requested for digest, _ in certified
+            _reduce_of(view, digest, piece) in view.cells.requested for digest, _ in certified
         ):
             continue  # Summed: all that is wanted is here.
         is_first = view.attempt == 0 and gathering.is_soon(piece)
@@ -145,15 +145,15 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
         if is_soon and not wanted and not view.rare("part-at-once"):
             continue
         for sender, digest in contributed:
-            missing = view.missing_parts(digest, piece)
+            missing = view.cells.missing_parts(digest, piece)
             if not missing:
                 continue
-            if is_soon and view.everybody_sums and sender in view.expected:
+            if is_soon and view.config.everybody_sums and sender in view.peers.expected:
                 continue  # Others have it already; here it comes unasked.
             if not gathering.holds(piece, sender):
                 continue
             retry_s = deadline_s / PART_RETRIES
-            if is_first and view.is_moving(digest, sender, now_s=now_s, within_s=retry_s):
+            if is_first and view.cells.is_moving(digest, sender, now_s=now_s, within_s=retry_s):
                 continue  # It comes unasked.
             # Before the sources, which take longer to find.
             may_ask = view.may_ask(digest, piece.first, now_s=now_s, retry_s=retry_s)
@@ -168,19 +168,19 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
 
 def _is_early(view: RoundView, now_s: float, deadline_s: float) -> bool:
     """Whether half a deadline for what is pushed is not over."""
-    return view.opened_s is not None and now_s < view.opened_s + deadline_s / 2
+    return view.times.opened_s is not None and now_s < view.times.opened_s + deadline_s / 2
 
 
 def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
     """The sender first, then reducers that say they hold its part of that cell."""
-    sources = [sender] if sender in view.expected else []
+    sources = [sender] if sender in view.peers.expected else []
     for attempt in view.ballots.attempts(Kind.HAVE):
         for reducer, body in said_haves(view, attempt).items():
             holds = any(
                 run.first <= cell < run.stop and sender in unpack_senders(run.senders, view.members)
                 for run in body.held
             )
-            if holds and reducer in view.expected and reducer not in sources:
+            if holds and reducer in view.peers.expected and reducer not in sources:
                 sources.append(reducer)
     return [peer for peer in sources if peer != view.me]
 
@@ -194,8 +194,8 @@ def _summing(
     A HAVE does not name that of a COMMIT which its sender contradicts, and liars name what they
     will; but others may be locked on what it is part of.
     """
-    left_out = {view.me, *view.suspects, *known}
-    if view.everybody_sums:
+    left_out = {view.me, *view.peers.suspects, *known}
+    if view.config.everybody_sums:
         more = dict.fromkeys(holders_of_more(view, commit))
         yield from (peer for peer in more if peer not in left_out)
         return
@@ -216,9 +216,9 @@ def has_lost_parts(view: RoundView) -> bool:
             continue
         body = view.ballots.list_of(digest)
         listed = view.listed(body) if body is not None else None
-        gone = [entry for entry in listed or () if entry[0] in view.suspects]
+        gone = [entry for entry in listed or () if entry[0] in view.peers.suspects]
         for piece in view.slices if gone else ():
-            is_summed = not view.agg_of(digest, piece).keys() <= view.suspects
+            is_summed = not view.agg_of(digest, piece).keys() <= view.peers.suspects
             if not is_summed and any(_is_lost(view, *entry[:2], piece) for entry in gone):
                 return True
     return False
@@ -226,7 +226,7 @@ def has_lost_parts(view: RoundView) -> bool:
 
 def _is_lost(view: RoundView, sender: PeerId, commit: bytes, piece: Slice) -> bool:
     """Whether nobody in reach says that it holds a sender's part of a slice, nor does this node."""
-    missing = view.missing_parts(commit, piece)
+    missing = view.cells.missing_parts(commit, piece)
     return bool(missing) and not _part_sources(view, sender, missing[0])
 
 
@@ -239,8 +239,8 @@ def _sealers(view: RoundView, digest: bytes) -> Iterator[PeerId]:
     """Peers in reach that have sealed a LIST, for good or provisionally."""
     for kind in (Kind.SEAL, Kind.PSEAL):
         for attempt in view.ballots.attempts(kind):
-            for sealer, body in view.ballots.bodies(kind, Seal, attempt, view.before):
-                if body.list_digest == digest and sealer not in view.suspects:
+            for sealer, body in view.ballots.bodies(kind, Seal, attempt, view.seals.before):
+                if body.list_digest == digest and sealer not in view.peers.suspects:
                     yield sealer
 
 
@@ -256,7 +256,7 @@ def reduce_slices(view: RoundView) -> Iterator[RoundAction]:
     """
     for digest, body in lists_to_sum(view):
         for piece in view.own_slices():
-            is_here = view.results.get(digest, set()).issuperset(_cells(piece))
+            is_here = view.cells.results.get(digest, set()).issuperset(_cells(piece))
             if is_here and view.me in view.agg_of(digest, piece):
                 yield from push_results(view, digest, piece)
         grams = whole_gram(view, digest)
@@ -271,7 +271,7 @@ def measure_slices(view: RoundView) -> Iterator[RoundAction]:
 
     Not again of one that was announced before a restart.
     """
-    for digest, body in lists_to_sum(view) if view.uses_gram else ():
+    for digest, body in lists_to_sum(view) if view.config.uses_gram else ():
         for piece, entries in _summable(view, digest, body, "measure"):
             if view.me not in view.gram_of(digest, piece):
                 yield Measure(digest, entries, piece.first, piece.stop)
@@ -284,17 +284,17 @@ def _summable(
     due = [
         piece
         for piece in view.own_slices()
-        if (deed, digest, piece.first, view.me) not in view.requested
+        if (deed, digest, piece.first, view.me) not in view.cells.requested
     ]
     listed = view.listed(body) if due else None
     if not listed:
         return
-    rows = weighed(view.roster, view.admission, listed, view.audits)
+    rows = weighed(view.roster, view.config.clock.admission, listed, view.config.audits)
     entries = tuple(ListEntry(*row) for row in rows)
     for piece in due:
         # Of those too that weigh nothing: what is listed was contributed.
-        if not any(view.missing_parts(commit, piece) for _, commit, _ in listed):
-            view.requested.add((deed, digest, piece.first, view.me))
+        if not any(view.cells.missing_parts(commit, piece) for _, commit, _ in listed):
+            view.cells.requested.add((deed, digest, piece.first, view.me))
             yield piece, entries
 
 
@@ -306,7 +306,7 @@ def push_results(view: RoundView, digest: bytes, piece: Slice) -> Iterator[Round
     In open runs nobody can check it before another reducer has said the same. Where everybody sums
     nobody needs it.
     """
-    if view.everybody_sums:
+    if view.config.everybody_sums:
         return
     before = set(piece.reducers[: piece.reducers.index(view.me)])
     if view.copies > 1:
@@ -314,12 +314,15 @@ def push_results(view: RoundView, digest: bytes, piece: Slice) -> Iterator[Round
         if not is_agreed(view, digest, piece):
             return
     place = ("result", digest, piece.first, view.me)
-    if place in view.requested or not before <= view.suspects | view.lapsed | view.late_to_sum:
+    if (
+        place in view.cells.requested
+        or not before <= view.peers.suspects | view.lapses.lapsed | view.lapses.late_to_sum
+    ):
         return
-    view.requested.add(place)
+    view.cells.requested.add(place)
     if view.rare("result-unpushed"):
         return
-    for member in sorted(view.expected - {view.me}):
+    for member in sorted(view.peers.expected - {view.me}):
         yield Push(member, Bulk.RESULT, digest, _cells(piece))
 
 
@@ -336,16 +339,16 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
     if view.is_speaker:
         digests += [digest for digest, _ in view.ballots.certified_lists() if digest != final]
     for digest in digests:
-        missing = set(view.missing_results(digest))
+        missing = set(view.cells.missing_results(digest))
         if not missing:
             continue
         times = {"now_s": now_s, "deadline_s": deadline_s}
-        if view.everybody_sums and not is_summed_elsewhere(view, digest, **times):
+        if view.config.everybody_sums and not is_summed_elsewhere(view, digest, **times):
             continue
-        certified_s = view.certified_s.get(digest, now_s)
+        certified_s = view.sums.certified_s.get(digest, now_s)
         is_due = digest == final or now_s >= certified_s + deadline_s / 2
         is_due = is_due or view.rare("result-at-once")
-        if not (is_due or view.suspects):
+        if not (is_due or view.peers.suspects):
             continue
         for piece in view.slices:
             cells = tuple(cell for cell in _cells(piece) if cell in missing)
@@ -359,7 +362,7 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
             sources = find(view, digest, piece)
             if not sources:
                 continue
-            if view.is_moving(digest, sources[0], now_s=now_s, within_s=retry_s):
+            if view.cells.is_moving(digest, sources[0], now_s=now_s, within_s=retry_s):
                 continue  # It comes unasked, from who summed it.
             source = view.ask(digest, piece.first, sources, now_s=now_s, retry_s=retry_s)
             if source is not None:
@@ -368,10 +371,10 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
 
 def retry_times(view: RoundView, deadline_s: float, *, now_s: float) -> list[float]:
     """When cells may be asked for that were not asked for last time; some may be past."""
-    times = [certified_s + deadline_s / 2 for certified_s in view.certified_s.values()]
+    times = [certified_s + deadline_s / 2 for certified_s in view.sums.certified_s.values()]
     lately_s = now_s - deadline_s / min(PART_RETRIES, RESULT_RETRIES)
     retries_s: dict[bytes, float] = {}
-    for key, at_s in view.moved_s.items():
+    for key, at_s in view.cells.moved_s.items():
         if at_s > lately_s:
             subject = key[0]
             retry_s = retries_s.get(subject)
@@ -379,7 +382,7 @@ def retry_times(view: RoundView, deadline_s: float, *, now_s: float) -> list[flo
                 retry_s = retries_s[subject] = _retry_s(view, subject, deadline_s)
             if retry_s:
                 times.append(at_s + retry_s)
-    for asked in view.asked:
+    for asked in view.cells.asked:
         subject = asked[0]
         retry_s = retries_s.get(subject)
         if retry_s is None:
@@ -393,9 +396,9 @@ def _retry_s(view: RoundView, subject: bytes, deadline_s: float) -> float:
     """How long after its last cells a subject is asked for again; 0 where nothing is missing."""
     # Nearly everybody sums nothing, and is told of every COMMIT.
     if view.ballots.commit_of(subject) is None:
-        return deadline_s / RESULT_RETRIES if view.missing_results(subject) else 0.0
+        return deadline_s / RESULT_RETRIES if view.cells.missing_results(subject) else 0.0
     own_slices = view.own_slices()
-    if own_slices and any(view.missing_parts(subject, piece) for piece in own_slices):
+    if own_slices and any(view.cells.missing_parts(subject, piece) for piece in own_slices):
         return deadline_s / PART_RETRIES
     return 0.0
 
@@ -403,7 +406,7 @@ def _retry_s(view: RoundView, subject: bytes, deadline_s: float) -> float:
 def _sources_behind_the_dead(view: RoundView, digest: bytes, piece: Slice) -> list[PeerId]:
     """Who has the result of a slice that nobody pushes any more: all who summed are suspected."""
     pushing = view.agg_of(digest, piece).keys()
-    if not pushing or not pushing <= view.suspects:
+    if not pushing or not pushing <= view.peers.suspects:
         return []
     return [peer for peer in dict.fromkeys(_sealers(view, digest)) if peer != view.me]
 
@@ -413,9 +416,9 @@ def _result_sources(view: RoundView, digest: bytes, piece: Slice) -> list[PeerId
     sources = list(view.agg_of(digest, piece))
     for kind in (Kind.SEAL, Kind.PSEAL):
         for attempt in view.ballots.attempts(kind):
-            sources += view.ballots.of(kind, attempt, view.before)
+            sources += view.ballots.of(kind, attempt, view.seals.before)
     sources += view.members
-    left_out = {view.me, *view.suspects, *caught(view, digest, piece)}
+    left_out = {view.me, *view.peers.suspects, *caught(view, digest, piece)}
     return [peer for peer in dict.fromkeys(sources) if peer not in left_out]
 
 
@@ -429,8 +432,10 @@ def apply_results(view: RoundView) -> Iterator[RoundAction]:
         complete.setdefault(sealed, not body.commits)
     for digest, is_empty in complete.items():
         place = ("apply", digest, 0, view.me)
-        if place not in view.requested and (is_empty or not view.missing_results(digest)):
-            view.requested.add(place)
+        if place not in view.cells.requested and (
+            is_empty or not view.cells.missing_results(digest)
+        ):
+            view.cells.requested.add(place)
             yield Apply(digest, is_empty)
 
 

@@ -167,7 +167,7 @@ class Acting(NodeHooks):
         honest = [peer for peer in view.members if peer not in spared]
         if self._act.victims == "all":
             return frozenset(honest)
-        voters = [peer for peer in view.electorate if peer not in spared] or honest
+        voters = [peer for peer in view.roles.electorate if peer not in spared] or honest
         if self._act.victims == "lowest":
             return frozenset(sorted(voters)[:1])
         luck = random.Random(f"{self._seed}/deny/{view.basis.hex()}/{attempt}")
@@ -223,9 +223,9 @@ class Acting(NodeHooks):
         """From the beginning of the attempt; of what comes before there is one, from its own."""
         assert self._core is not None
         now_s = self._now_s()
-        late_s = self._act.deadlines * self._core.machine._deadline.seconds(view.time_outs)
+        late_s = self._act.deadlines * self._core.machine._deadline.seconds(view.times.time_outs)
         if what not in self._due_s:
-            is_open = view.opened_s is not None
+            is_open = view.times.opened_s is not None
             self._due_s[what] = late_s + (view.attempt_start_s if is_open else now_s)
             while len(self._due_s) > DELAYS_KEPT:
                 del self._due_s[next(iter(self._due_s))]

@@ -154,7 +154,7 @@ def _seat(flood: Flood, core: NodeCore) -> Frame:
 def _commit(flood: Flood, core: NodeCore) -> Frame | None:
     """The own one, over and over: another one would be evidence."""
     view = core.machine.view
-    own = view.ballots.find(view.own_commit)
+    own = view.ballots.find(view.own.commit)
     if own is None or not isinstance(own.body, Commit):
         return None
     return Messages(messages=(own.message,))
@@ -194,7 +194,7 @@ def _seal(kind: Kind) -> Make:
     def make(flood: Flood, core: NodeCore) -> Frame:
         one = flood.digest()
         body = Seal(value=one, list_digest=one, root=one)
-        before = core.machine.view.before
+        before = core.machine.view.seals.before
         return Messages(messages=(flood.say(core, kind, body, before),))
 
     return make
@@ -242,7 +242,9 @@ def _retract(flood: Flood, core: NodeCore) -> Frame:
 
 
 def _hello(flood: Flood, core: NodeCore) -> Frame:
-    return Hello(wire=WIRE_VERSION, run=core.machine.view.head.run, addresses=("x" * 256,) * 16)
+    return Hello(
+        wire=WIRE_VERSION, run=core.machine.view.seals.head.run, addresses=("x" * 256,) * 16
+    )
 
 
 def _beat(flood: Flood, core: NodeCore) -> Frame:

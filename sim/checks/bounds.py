@@ -81,11 +81,11 @@ class Bounds:
             )
             yield "messages of the next round", len(view.early), store.lag * messages
             # What arrives late, of the round before, is filed in this one.
-            yield "contributions", len(view.parts), 2 * seats
-            yield "results", len(view.results), attempts + 1
+            yield "contributions", len(view.cells.parts), 2 * seats
+            yield "results", len(view.cells.results), attempts + 1
             yield (
                 "things asked for",
-                len(view.requested),
+                len(view.cells.requested),
                 (4 * (seats + 1) * (seats + _attempts(view)) * max(1, len(view.slices))),
             )
         rounds = ROUNDS_KEPT + 1 + store.lag + len(standing.under_way) + len(left)

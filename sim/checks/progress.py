@@ -144,7 +144,7 @@ class ProgressCheck:
                 self._world.manifest,
                 train_s=slowest_s + napping_s + waits_s,
                 deadline_s=max(machine._deadline.seconds() for machine in machines),
-                time_outs=max(machine.view.time_outs for machine in machines),
+                time_outs=max(machine.view.times.time_outs for machine in machines),
             )
             / slow_clock
         )

@@ -317,7 +317,7 @@ class Agreement(Machines):
                 label = "" if is_known else f"{name} hears the LIST of attempt {attempt}"
                 if hear and self.peers.do(state.peers[seat], hear)[1].sent:
                     yield from self._after(state, seat, label, hear)
-                elif view.lock is not None:
+                elif view.own.lock is not None:
                     yield from self._shown(state, seat, label or name, hear)
 
     def _shown(self, state: MachinesState, seat: int, label: str, hear: tuple[Deed, ...]) -> Moves:
@@ -340,7 +340,7 @@ class Agreement(Machines):
                 continue
             deeds = (*offer.deeds, ("result", digest))
             if attempt < view.attempt:
-                if digest in view.applied and view.ballots.certificate(attempt, digest):
+                if digest in view.outcome.applied and view.ballots.certificate(attempt, digest):
                     continue
                 deeds = (board.first_of[digest], *deeds)
             elif view.ballots.list_of(digest) is None:
@@ -455,7 +455,7 @@ class Supply(Agreement):
                 state, seat, f"the deadline passes at {name}", (("deadline", 2),)
             )
         dead = [p for i, p in enumerate(self.table.voters) if state.dead >> i & 1]
-        if dead and not view.suspects.issuperset(dead):
+        if dead and not view.peers.suspects.issuperset(dead):
             yield from self._after(state, seat, f"{name} suspects the dead", (("suspect", *dead),))
 
     def _propose(self, state: MachinesState, seat: int, view: RoundView, name: str) -> Moves:
@@ -503,7 +503,7 @@ class Supply(Agreement):
                 if effect.sent:
                     label = f"{name} hears that {what} is certified in attempt {offer.attempt}"
                     yield from self._after(state, seat, label, offer.deeds)
-            for cell in view.missing_results(digest):
+            for cell in view.cells.missing_results(digest):
                 if any(holds(other, Bulk.RESULT, digest, cell) for other in living):
                     deeds = (*offer.deeds, ("cell", digest, cell))
                     label = f"the result of {what} reaches {name}"

@@ -195,7 +195,7 @@ class LiarTable:
         view = peer.machine.view
         digest = view.ballots.list_digest(body)
         view.ballots._lists[digest] = body
-        view.applied[digest] = state_after(digest)
+        view.outcome.applied[digest] = state_after(digest)
         signer = KeyedHashSigner(view.me)
         found = seal_value(view, digest, signer, self.peers.config.clock)
         assert found is not None
@@ -304,7 +304,10 @@ class Lying(Machines):
         for body in sealed:
             if isinstance(body, Seal) and body.root != state_after(body.list_digest):
                 return "a SEAL of a sum that the parts do not give"
-        found = [*peer.machine.view.values.values(), *(link.value for link in peer.chain[1:])]
+        found = [
+            *peer.machine.view.outcome.values.values(),
+            *(link.value for link in peer.chain[1:]),
+        ]
         for value in found:
             if value.root != state_after(value.list_digest):
                 return "a sum that the parts do not give is taken for the result"
@@ -356,7 +359,7 @@ class Lying(Machines):
                 label = f"hears LIST {self._name(letter)} of attempt {attempt}"
                 if hear and self.peers.do(number, hear)[1].sent:
                     yield label, hear
-                elif view.lock is not None:
+                elif view.own.lock is not None:
                     for what, deeds in self._offers(state, view):
                         if self.peers.do(number, (*deeds, *hear))[1].sent:
                             yield f"{label} and {what}", (*deeds, *hear)

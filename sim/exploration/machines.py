@@ -151,7 +151,7 @@ class GoodRun:
         Where there are helpers, the first of them says that it holds the parts of `helper_finds`.
         """
         views = [p.machine.view for p in self._peers.values()]
-        allowed = [v.attempt + len(v.electorate) + 2 for v in views if v.index == self._round]
+        allowed = [v.attempt + len(v.roles.electorate) + 2 for v in views if v.index == self._round]
         last = max(allowed, default=len(self._table.voters) + 2)
         for peer in self._peers.values():
             peer.tell(ev.SuspicionsChanged(self._dead))
@@ -203,7 +203,7 @@ class GoodRun:
 
     def _train(self) -> None:
         for peer in self._open_peers():
-            if peer.machine.view.is_member and peer.machine.view.contribution is None:
+            if peer.machine.view.is_member and peer.machine.view.own.contribution is None:
                 peer.contribute()
 
     def _exchange(self) -> bool:
@@ -283,7 +283,7 @@ class GoodRun:
 def holds(peer: MachinePeer, bulk: Bulk, subject: bytes, cell: int) -> bool:
     """Whether a peer has a cell of a part or a result, of this round or the one before."""
     return any(
-        cell in (view.parts if bulk is Bulk.PART else view.results).get(subject, ())
+        cell in (view.cells.parts if bulk is Bulk.PART else view.cells.results).get(subject, ())
         for view in peer.machine.views
     )
 
@@ -294,6 +294,6 @@ def parts_due(
     """Sender, COMMIT and cell of the parts that a peer sums, has not, and somebody has."""
     for piece in view.own_slices():
         for sender, commit, _ in view.commits():
-            for cell in view.missing_parts(commit, piece):
+            for cell in view.cells.missing_parts(commit, piece):
                 if any(holds(giver, Bulk.PART, commit, cell) for giver in givers):
                     yield sender, commit, cell

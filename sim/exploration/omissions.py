@@ -236,7 +236,7 @@ class Omissions(Model[OmissionState]):
         is_told = all(
             habit.kind is not Kind.COMMIT and (habit.kind or not habit.whom) for habit in done[-1]
         )
-        is_costly = is_told and honest.now_s - (view.opened_s or 0.0) >= DEADLINE_S / 2
+        is_costly = is_told and honest.now_s - (view.times.opened_s or 0.0) >= DEADLINE_S / 2
         self._costly[done] = self._costly.get(done[:-1], 0) + is_costly
         named = {seat.peer for seat in roster.seats if seat.set_backs}
         is_named = named.intersection(self.liars) or not roster.member_set.issuperset(self.liars)
@@ -302,7 +302,7 @@ class OneRound(GoodRun):
         """Who denies somebody in its COMMIT has forgotten all that it had of it."""
         for peer in self._open_peers():
             view = peer.machine.view
-            is_due = view.contribution is None and view.me in self._model.liars
+            is_due = view.own.contribution is None and view.me in self._model.liars
             for habit in self._habits if is_due and view.ended is not None else ():
                 if habit.kind is Kind.COMMIT and habit.how == DENY and view.ended is not None:
                     _forget(view.ended, self._by_name[habit.whom])
@@ -376,7 +376,7 @@ class OneRound(GoodRun):
         for view in source.machine.views:
             if view.basis == message.slot.basis:
                 is_in = view.attempt == message.slot.attempt or not message.slot.attempt
-                start_s = view.opened_s if not message.slot.attempt else view.attempt_start_s
+                start_s = view.times.opened_s if not message.slot.attempt else view.attempt_start_s
                 return (math.inf if start_s is None else start_s) if is_in else 0.0
         return 0.0
 
@@ -398,11 +398,11 @@ class OneRound(GoodRun):
         for liar in self._model.liars:
             for peer in self._peers.values():
                 view = peer.machine.view
-                is_due = view.index == self._round and view.opened_s is not None
+                is_due = view.index == self._round and view.times.opened_s is not None
                 if view.me in self._model.liars or not is_due or liar not in view.member_set:
                     continue
                 bits = pack_senders(view.member_set, view.members)
-                body = Have(held=(Held(first=0, stop=view.num_cells, senders=bits),))
+                body = Have(held=(Held(first=0, stop=view.cells.num_cells, senders=bits),))
                 slot = view.slot(Kind.HAVE, attempt=view.attempt)
                 message = sign_message(KeyedHashSigner(liar), slot, body)
                 if view.ballots.find(message.digest) is None:
@@ -430,7 +430,7 @@ class OneRound(GoodRun):
                     continue
                 for _, body in view.ballots.certified_lists():
                     for commit in body.commits:
-                        for cell in range(view.num_cells):
+                        for cell in range(view.cells.num_cells):
                             if not any(holds(other, Bulk.PART, commit, cell) for other in living):
                                 return "R2: somebody is listed whose parts nobody honest holds"
         return ""
@@ -456,7 +456,7 @@ def _without(view: RoundView, body: Body, whom: PeerId) -> Body:
 
 def _forget(ended: RoundView, whom: PeerId) -> None:
     """All that came of one in a round that is sealed; it is said to have kept others waiting."""
-    ended.lapsed.add(whom)
+    ended.lapses.lapsed.add(whom)
     ended.ballots._commits.pop(whom, None)
     ended.ballots._commits_sorted = None
     for (kind, _, _), there in ended.ballots._slots.items():

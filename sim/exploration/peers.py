@@ -46,7 +46,16 @@ from protocol.rounds.proposal import (
 from protocol.rounds.reducers import Gathering, GatheringAll
 from protocol.rounds.restart import Restart
 from protocol.rounds.round_machine import RoundMachine
-from protocol.rounds.round_view import RoundConfig, RoundView
+from protocol.rounds.round_view import (
+    BelievedSums,
+    ExpectedPeers,
+    MemberRoles,
+    RoundCells,
+    RoundConfig,
+    RoundLapses,
+    RoundOutcome,
+    RoundView,
+)
 from sim.exploration.table import Post, contributed, deadline, state_after, sum_root
 
 ObjectT = TypeVar("ObjectT")
@@ -209,10 +218,11 @@ def _kept(kind: type, ignored: Ignored) -> tuple[str, ...]:
 
 # One machine --------------------------------------------------------------------------------------
 
-TIMES = ("started_s", "entered_s", "progress_s", "time_outs")
-"""Of the times only those make a difference that say which deadlines are past: see `_phase`."""
-
-ONLY_FOR_PULLS = ("asked", "certified_s", "measured", "summable_s", "second_call_s", "ready_s")
+ONLY_FOR_PULLS = {
+    RoundCells: ("asked",),
+    BelievedSums: ("certified_s", "measured", "summable_s"),
+    RoundLapses: ("second_call_s", "ready_s"),
+}
 """They time the asking for bytes; here bytes arrive by moves of their own, whoever asked."""
 
 STEPS = (
@@ -234,16 +244,8 @@ LATE_KINDS = (Kind.COMMIT, Kind.SEAL)
 DERIVED = (
     "slices",
     "members",
-    "electorate",
     "basis",
     "index",
-    "is_member",
-    "is_voter",
-    "expected",
-    "set_back",
-    "newcomers",
-    "values",
-    "draw",
     "_closers",
     "_drawn",
     "_subjects",
@@ -283,7 +285,12 @@ FOUND_AGAIN = (
     "_seen",
 )
 IGNORED = {
-    RoundView: (*TIMES, *ONLY_FOR_PULLS, *DERIVED, "opened_s", "committed_s"),
+    # Of the times only those make a difference that say which deadlines are past: see `phase_of`.
+    RoundView: (*DERIVED, "config", "times"),
+    MemberRoles: ("electorate", "set_back", "newcomers"),
+    ExpectedPeers: ("expected",),
+    RoundOutcome: ("values",),
+    **ONLY_FOR_PULLS,
     RoundMachine: ("config", "_signer", "_deadline", "_agenda"),
     Ballots: INDEX,
     Gathering: FOUND_AGAIN,
@@ -396,7 +403,7 @@ class MachinePeer:
     def result(self, digest: bytes) -> None:
         """The whole result of a LIST arrives."""
         view = self.machine.standing.about(digest) or self.machine.view
-        cells = tuple(range(view.num_cells))
+        cells = tuple(range(view.cells.num_cells))
         self.tell(ev.CellsArrived(Bulk.RESULT, digest, cells))
 
     def cell_of(self, digest: bytes, cell: int, root: bytes) -> None:
@@ -435,8 +442,8 @@ class MachinePeer:
         """The trainer hands over its contribution; behind a lost disk it is another one."""
         mark = "again" if self.has_lost_disk else ""
         worked_for = self.machine.standing.worked_for
-        view = next((v for v in worked_for if v.contribution is None), worked_for[0])
-        self.tell(contributed(view.me, view.index, view.num_cells, mark))
+        view = next((v for v in worked_for if v.own.contribution is None), worked_for[0])
+        self.tell(contributed(view.me, view.index, view.cells.num_cells, mark))
 
     def take_seat(self) -> None:
         """R11: ask for a seat."""
@@ -446,8 +453,8 @@ class MachinePeer:
     def pass_deadline(self, deadlines: float) -> None:
         """Time passes until so many deadlines of the attempt are over."""
         view = self.machine.view
-        if view.opened_s is not None:
-            length_s, start_s = deadline().seconds(view.time_outs), view.attempt_start_s
+        if view.times.opened_s is not None:
+            length_s, start_s = deadline().seconds(view.times.time_outs), view.attempt_start_s
             start_s = self.now_s if start_s == math.inf else start_s
             self.now_s = max(self.now_s, start_s + deadlines * length_s)
         self.tell(ev.Tick())
@@ -456,7 +463,7 @@ class MachinePeer:
         """Time passes until the attempt is given up, whoever else is seen in it."""
         view = self.machine.view
         if view.attempt_start_s == math.inf:
-            view.entered_s = self.now_s
+            view.times.entered_s = self.now_s
         self.now_s = max(self.now_s, time_out_s(view, deadline()))
         self.tell(ev.Tick())
 
@@ -470,19 +477,25 @@ class MachinePeer:
 
     def phase_of(self, view: RoundView) -> tuple[bool | bytes | int | str, ...]:
         """Whether the round is open, which deadlines are past, where substitutes were called."""
-        if view.opened_s is None:
+        if view.times.opened_s is None:
             return ()
         waited_s = self.now_s - view.attempt_start_s
-        length_s = deadline().seconds(view.time_outs)
+        length_s = deadline().seconds(view.times.time_outs)
         is_over = self.now_s >= time_out_s(view, deadline())
         is_timed = view.attempt_start_s < math.inf
         # Where several sum, whoever waits too long for their words calls the next one.
-        since = view.certified_s.items() if view.copies > 1 else ()
+        since = view.sums.certified_s.items() if view.copies > 1 else ()
         late = sorted(digest for digest, at_s in since if self.now_s - at_s >= length_s)
-        summable = view.summable_s.items() if view.copies > 1 else ()
+        summable = view.sums.summable_s.items() if view.copies > 1 else ()
         late += sorted(digest for digest, at_s in summable if self.now_s - at_s >= length_s)
-        called: list[int | str] = [*sorted(view.second_call_s), "ready", *sorted(view.ready_s)]
-        ready = [self.now_s - at_s >= LIST_LATE_AFTER * length_s for at_s in view.ready_s.values()]
+        called: list[int | str] = [
+            *sorted(view.lapses.second_call_s),
+            "ready",
+            *sorted(view.lapses.ready_s),
+        ]
+        ready = [
+            self.now_s - at_s >= LIST_LATE_AFTER * length_s for at_s in view.lapses.ready_s.values()
+        ]
         passed = sum(waited_s >= step * length_s for step in STEPS)
         return (*late, *called, *ready, True, is_timed, passed, is_over)
 

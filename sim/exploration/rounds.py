@@ -109,7 +109,7 @@ class Rounds(Machines):
     def _deeds(self, state: MachinesState, seat: int, peer: MachinePeer) -> Iterator[Move]:
         machine, view = peer.machine, peer.machine.view
         rounds = machine.standing.worked_for
-        if any(one.is_member and one.contribution is None for one in rounds):
+        if any(one.is_member and one.own.contribution is None for one in rounds):
             yield "has trained", (("contribute",),)
         if not view.is_member and view.me not in view.ballots.of(Kind.SEAT):
             yield "asks for a seat", (("seat",),)
@@ -131,16 +131,20 @@ class Rounds(Machines):
 
     def _waits(self, peer: MachinePeer, view: RoundView) -> Iterator[Move]:
         """Deadlines of the round that is final next; of one beside it they pass with those."""
-        if view.is_beside:
+        if view.seals.is_beside:
             return
-        if self.span.is_late and view.opened_s is not None:
+        if self.span.is_late and view.times.opened_s is not None:
             if view.own_slices() and not self._said(peer, Kind.HAVE, view.attempt):
                 yield "waits until its deadline", (("deadline", 2),)
             if view.closer(view.attempt) == view.me and self._said(peer, Kind.HAVE, view.attempt):
                 yield "waits no longer for HAVEs", (("deadline", 4),)
-            if view.attempt not in view.second_call_s:
+            if view.attempt not in view.lapses.second_call_s:
                 yield "waits until substitutes are called", (("deadline", 3),)
-        if view.is_voter and view.opened_s is not None and view.attempt + 1 < self.span.attempts:
+        if (
+            view.is_voter
+            and view.times.opened_s is not None
+            and view.attempt + 1 < self.span.attempts
+        ):
             yield f"enters attempt {view.attempt + 1}", (("time-out",),)
 
     @staticmethod
@@ -151,7 +155,7 @@ class Rounds(Machines):
     def _is_news(self, peer: MachinePeer, letter: Letter) -> bool:
         view, slot = peer.machine.view, letter.message.slot
         on = peer.machine.standing.on(letter.basis)
-        is_early = on is None or (on.is_beside and slot.kind is Kind.SEAL)
+        is_early = on is None or (on.seals.is_beside and slot.kind is Kind.SEAL)
         if is_early and view.index < slot.round <= view.index + self.span.lag:
             return letter.message.digest not in view.early
         if on is None or slot.kind is Kind.AGG:
@@ -174,9 +178,9 @@ class Rounds(Machines):
             if basis == view.basis
         }
         for digest in sorted(lists):
-            if view.is_beside and view.ballots.list_of(digest) is None:
+            if view.seals.is_beside and view.ballots.list_of(digest) is None:
                 continue  # Its cells are taken for those of a round that is known.
-            for cell in view.missing_results(digest):
+            for cell in view.cells.missing_results(digest):
                 if any(holds(other, Bulk.RESULT, digest, cell) for other in everybody):
                     what = self.table.name_of_list(digest)
                     yield f"gets the result of {what}", (("cell", digest, cell),)

@@ -64,10 +64,10 @@ class BranchPeer(MachinePeer):
         match action:
             case ev.Apply(list_digest=digest, is_empty=is_empty):
                 view = self.machine.standing.about(digest) or self.machine.view
-                self.steps[digest] = (view.head.root, is_empty)
+                self.steps[digest] = (view.seals.head.root, is_empty)
                 if not is_empty:
                     self.results.add(digest)
-                yield ev.Applied(digest, self._taken(digest), view.head.root)
+                yield ev.Applied(digest, self._taken(digest), view.seals.head.root)
             case ev.Adopt(certificate=certificate, was_listed=was_listed):
                 self._judge_outcome(certificate.value, was_listed)
                 self.state = self.final = self._taken(certificate.value.list_digest)
@@ -174,8 +174,8 @@ class BranchPeer(MachinePeer):
     def contribute(self) -> None:
         """The trainer hands over what it made on the anchor in the store."""
         rounds = self.machine.standing.worked_for
-        view = next(one for one in rounds if one.is_member and one.contribution is None)
-        made = contributed(view.me, view.index, view.num_cells, view.basis.hex())
+        view = next(one for one in rounds if one.is_member and one.own.contribution is None)
+        made = contributed(view.me, view.index, view.cells.num_cells, view.basis.hex())
         self.tell(replace(made, basis=view.basis))
 
     def restart(self, *, is_lost: bool = False) -> None:
@@ -342,7 +342,7 @@ class BranchMoves:
     def _find_own(self, peer: BranchPeer) -> Iterator[Move]:
         machine, span = peer.machine, self._span
         view = machine.view
-        if machine.is_muted or view.opened_s is None:
+        if machine.is_muted or view.times.opened_s is None:
             return
         if span.is_late:
             if view.own_slices() and view.me not in view.ballots.of(Kind.HAVE, view.attempt):
@@ -437,7 +437,7 @@ class BranchMoves:
             for digest in _wanted(one)
             if all(
                 any(giver.has_result(digest, c) for giver in givers)
-                for c in one.missing_results(digest)
+                for c in one.cells.missing_results(digest)
             )
         ]
         if results:
@@ -446,19 +446,19 @@ class BranchMoves:
 
 def is_trained_for(view: RoundView, last_round: int) -> bool:
     """Whether the own trainer has still to give something for that round."""
-    return view.is_member and view.contribution is None and view.index <= last_round
+    return view.is_member and view.own.contribution is None and view.index <= last_round
 
 
 def _wanted(view: RoundView) -> Iterator[bytes]:
     """LISTs whose results a peer asks for: certified ones, and the one that it follows."""
     digests = [digest for digest, _ in view.ballots.certified_lists()]
-    sealed = view.ballots.sealed(view.before)
-    if view.followed:
-        digests.append(view.followed)
+    sealed = view.ballots.sealed(view.seals.before)
+    if view.outcome.followed:
+        digests.append(view.outcome.followed)
     if sealed is not None:
         digests.append(sealed[0].list_digest)
     for digest in dict.fromkeys(digests):
-        if view.ballots.list_of(digest) is not None and view.missing_results(digest):
+        if view.ballots.list_of(digest) is not None and view.cells.missing_results(digest):
             yield digest
 
 

@@ -64,7 +64,7 @@ def _before_parts(view: RoundView, action: ev.CoreAction | None) -> bool:
 
 
 def _after_parts(view: RoundView, action: ev.CoreAction | None) -> bool:
-    return action is None and view.pushed_among is not None
+    return action is None and view.cells.pushed_among is not None
 
 
 PHASES: Mapping[str, Phase] = {
@@ -564,7 +564,7 @@ class WorldChaos:
             return False
         bases = [node.core.machine.standing.base for node in living]
         # Of the round that is final next: with two in flight (R5) the head names a later one.
-        roster = max(bases, key=lambda base: base.index).named.roster
+        roster = max(bases, key=lambda base: base.index).seals.named.roster
         able = {node.peer for node in living if not node.core.machine.is_muted}
         return has_quorum(roster, able, trust=self._world.manifest.trust)
 

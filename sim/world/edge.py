@@ -226,9 +226,9 @@ class Edge(SimNode):
                     root = spoiled_sum(store, digest, first, stop)
                 self.tell(ev.Reduced(digest, first, stop, root))
             case ev.Apply(list_digest=digest, is_empty=is_empty):
-                if view.is_beside:
+                if view.seals.is_beside:
                     return  # The branch that it stood on is left (R4, R5).
-                base = view.head.root
+                base = view.seals.head.root
                 root = store.apply(digest, is_empty=is_empty, round_index=view.index, base=base)
                 cells = [] if is_empty else store.result_cells(digest)
                 # On the disk before the SEAL that it leads to is signed.
@@ -237,7 +237,7 @@ class Edge(SimNode):
                 self.tell(ev.Applied(digest, root, base))
             case ev.CheckSeat(peer=peer, basis=basis, proof=proof):
                 on = machine.standing.on(basis)
-                own = store.seat_proof(peer, basis, on.head.root) if on is not None else b""
+                own = store.seat_proof(peer, basis, on.seals.head.root) if on is not None else b""
                 is_proved = own == proof if own else None
                 self.tell(ev.SeatChecked(peer, basis, is_proved))
             case ev.ProveSeat(basis=basis):

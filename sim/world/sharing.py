@@ -64,10 +64,10 @@ class Shared:
     ) -> SealValue | None:
         """As `chain.seal_value`. Both seals are named by digest, and so is the LIST."""
         body = view.ballots.list_of(digest)
-        root = view.applied.get(digest)
+        root = view.outcome.applied.get(digest)
         if body is None or root is None or view.listed(body) is None:
             return None
-        key = (view.basis, view.before, digest, root)
+        key = (view.basis, view.seals.before, digest, root)
         found = self._values.get(key)
         if found is None:
             found = seal_value(view, digest, signer, rules)

@@ -4,7 +4,7 @@ Machines get real messages, signed by KeyedHashSigner; bytes are left to the tes
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from blake3 import blake3
@@ -37,7 +37,7 @@ from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.chain import genesis
 from protocol.rounds.roster import ClockRules
 from protocol.rounds.round_machine import RoundMachine
-from protocol.rounds.round_view import RoundConfig, RoundView
+from protocol.rounds.round_view import RoundConfig, RoundSeals, RoundTimes, RoundView
 from sim.world.toy_run import toy_run
 from sim.world.world import peer_named
 
@@ -64,6 +64,10 @@ CONFIG = RoundConfig(
     deadline_cap_s=10.0,
     cell_sizes=cell_sizes(toy_manifest(peer_named("n0"))),
 )
+
+
+CONFIG_FIELDS = {field.name for field in fields(RoundConfig)}
+SEALS_FIELDS = {field.name for field in fields(RoundSeals)}
 
 
 def seat(peer: PeerId, *, since: int = 0, proved: int = 4, absent: int = 0) -> SeatRecord:
@@ -214,19 +218,27 @@ def results(digest: bytes) -> tuple[ev.CellsArrived, ev.Applied]:
 
 
 def view_of(
-    me: PeerId, head: SealCertificate, heard: Sequence[ev.Heard] = (), **fields: Any
+    me: PeerId, head: SealCertificate, heard: Sequence[ev.Heard] = (), **known: Any
 ) -> RoundView:
-    """A round as `me` sees it, with these messages filed."""
+    """A round as `me` sees it, with these messages filed.
+
+    `known` are fields of its config, of its seals, and of whichever of its records has them.
+    """
+    law = {name: known.pop(name) for name in CONFIG_FIELDS & known.keys()}
+    stood_on = {name: known.pop(name) for name in SEALS_FIELDS & known.keys()}
     view = RoundView(
+        config=replace(CONFIG, **law),
         me=me,
-        head=head.value,
-        num_cells=CONFIG.num_cells(1),
-        trust=fields.pop("trust", "friends"),
-        started_s=0.0,
-        suspects=fields.pop("suspects", frozenset()),
-        final=fields.pop("final", head.value),
-        **fields,
+        seals=RoundSeals(head.value, **{"final": head.value, **stood_on}),
+        times=RoundTimes(0.0),
     )
+    view.suspect(known.pop("suspects", frozenset()), known.pop("convicted", frozenset()))
+    records = (
+        *(view, view.times, view.arrivals, view.own),
+        *(view.cells, view.sums, view.outcome, view.lapses),
+    )
+    for name, value in known.items():
+        setattr(next(record for record in records if hasattr(record, name)), name, value)
     for event in heard:
         assert view.ballots.add(BallotEntry(event.message, event.body)) == "new"
     return view

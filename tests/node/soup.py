@@ -346,7 +346,7 @@ class Soup:
                 root = blake3(b"reduced" + digest + bytes([first, stop])).digest()
                 self.under_way.append(Delivery(peer, ev.Reduced(digest, first, stop, root)))
             case ev.Apply(list_digest=digest, is_empty=is_empty):
-                held = [view.results.get(digest, ()) for view in self.views(peer)]
+                held = [view.cells.results.get(digest, ()) for view in self.views(peer)]
                 complete = max(len(cells) for cells in held) == CONFIG.num_cells(1)
                 assert is_empty or complete, "applied half a result"
                 if not is_empty:
@@ -369,7 +369,10 @@ class Soup:
     def _is_missing_parts(self, peer: PeerId, action: ev.Reduce) -> bool:
         cells = set(range(action.first, action.stop))
         return any(
-            all(cells - view.parts.get(entry.commit_digest, set()) for view in self.views(peer))
+            all(
+                cells - view.cells.parts.get(entry.commit_digest, set())
+                for view in self.views(peer)
+            )
             for entry in action.entries
         )
 
@@ -380,7 +383,7 @@ class Soup:
         if source in self.dead:
             return
         for view in self.views(source):
-            store = view.parts if bulk is Bulk.PART else view.results
+            store = view.cells.parts if bulk is Bulk.PART else view.cells.results
             held = tuple(cell for cell in cells if cell in store.get(subject, set()))
             if held:
                 self.under_way.append(Delivery(target, ev.CellsArrived(bulk, subject, held)))

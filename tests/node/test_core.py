@@ -257,7 +257,7 @@ def test_status_is_told_at_once_with_all_messages_even_by_a_node_that_slept():
 def test_whoever_has_sealed_says_that_the_next_round_may_be_open():
     core = core_of(C, A, B)
     for lock, expected in ((None, 5), ((0, bytes(32)), 6)):
-        core.machine.view.lock = lock
+        core.machine.view.own.lock = lock
         actions = core.handle(ev.FrameArrived(A, StatusAsk(nonce=7)), 0.0)
         ((_, answer),) = sent(actions, StatusAnswer)
         assert isinstance(answer, StatusAnswer)

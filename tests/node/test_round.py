@@ -48,7 +48,7 @@ def test_last_commit_before_a_list_is_when_the_exchange_began():
     told = [contributed(5), OTHERS[0], one.propose([OTHERS[0]]), OTHERS[1]]
     for now_s, event in enumerate(told):
         script.tell(event, now_s=float(now_s))
-        seen.append(script.machine.view.committed_s)
+        seen.append(script.machine.view.times.committed_s)
     assert seen == [None, 1.0, 1.0, 1.0]
 
 
@@ -228,7 +228,7 @@ def test_time_outs_grow_while_attempts_that_were_skipped_for_a_dead_closer_do_no
     script = Script()
     script.begin()
     script.tell(ev.SuspicionsChanged(frozenset({FIRST})))
-    assert (script.machine.view.attempt, script.machine.view.time_outs) == (1, 0)
+    assert (script.machine.view.attempt, script.machine.view.times.time_outs) == (1, 0)
     now_s = 0.0
     for time_out_s in (3.0, 4.5, 6.75):
         script.tell(ev.Tick(), now_s=now_s + time_out_s - 0.1)
@@ -236,7 +236,7 @@ def test_time_outs_grow_while_attempts_that_were_skipped_for_a_dead_closer_do_no
         now_s += time_out_s
         script.tell(ev.Tick(), now_s=now_s)
         assert script.machine.view.attempt > before
-    assert script.machine.view.time_outs == 3
+    assert script.machine.view.times.time_outs == 3
 
 
 def test_sealed_without_me_is_told_so_that_the_contribution_is_taken_back():
@@ -331,10 +331,10 @@ def test_cells_of_the_round_before_are_no_progress_of_this_one():
     script.tell(two.seal(script.value(everybody)))
     view = script.machine.view
     assert view.index == HEAD.value.round + 2
-    before_s = view.progress_s
+    before_s = view.times.progress_s
     part = ev.CellsArrived(Bulk.PART, everybody[0].message.digest, (0,))
     script.tell(part, ev.CellsArrived(Bulk.RESULT, digest, (0,)), now_s=3.0)
-    assert (view.parts, view.results, view.progress_s) == ({}, {}, before_s)
+    assert (view.cells.parts, view.cells.results, view.times.progress_s) == ({}, {}, before_s)
 
 
 def test_held_machine_listens_and_decides_nothing():

@@ -122,7 +122,7 @@ def _attempt_forgotten() -> Iterator[None]:
 
     def refill_half(view: round_view.RoundView, brought: Any, *, now_s: float) -> None:
         refill(view, brought, now_s=now_s)
-        view.attempt, view.lock = 0, None
+        view.attempt, view.own.lock = 0, None
 
     with (
         patch("protocol.rounds.round_machine.refill", refill_half),

@@ -66,7 +66,7 @@ def any_certificate_unlocks() -> Loosened:
     """3: a certificate of a later attempt frees from the lock, for whatever LIST it is."""
 
     def may_vote(view: RoundView, digest: bytes) -> bool:
-        lock = view.lock
+        lock = view.own.lock
         if lock is None or lock[1] == digest:
             return True
         return any(attempt > lock[0] for attempt, _ in view.ballots.certified())
@@ -151,5 +151,5 @@ def nobody_succeeds_a_leaver() -> Loosened:
 
 def lost_disk_asks_a_quorum() -> Loosened:
     """12: after a lost disk the STATUS of a quorum is enough, itself included."""
-    count = property(lambda view: len(view.electorate) // 2)
+    count = property(lambda view: len(view.roles.electorate) // 2)
     return mock.patch.object(RoundView, "num_to_ask", count)

@@ -90,7 +90,7 @@ def lists_are_late_at_once() -> Loosened:
 
     def late_s(view: RoundView, deadline_s: float) -> float:
         del deadline_s
-        return view.ready_s.get(view.attempt, math.inf)
+        return view.lapses.ready_s.get(view.attempt, math.inf)
 
     return mock.patch.object(protocol.rounds.agreement, "list_late_s", late_s)
 
@@ -117,6 +117,6 @@ def whoever_committed_is_listed() -> Loosened:
     """A closer asks nobody whether the parts of a contribution are with anybody but its sender."""
 
     def complete(view: RoundView) -> set[Any]:
-        return {sender for sender, _, _ in view.commits() if sender not in view.convicted}
+        return {sender for sender, _, _ in view.commits() if sender not in view.peers.convicted}
 
     return mock.patch.object(protocol.rounds.proposal, "complete_senders", complete)

@@ -96,10 +96,12 @@ def senders_hold_their_own() -> Loosened:
         holders: dict[PeerId, int] = {}
         for holder, body in (said_haves(view, view.attempt) if said is None else said).items():
             whole = unpack_senders(body.held[0].senders, view.members) if body.held else ()
-            for sender in whole if view.belief.counts(holder) else ():
+            for sender in whole if view.roles.belief.counts(holder) else ():
                 holders[sender] = holders.get(sender, 0) + 1
-        needed = max(1, min(view.belief.holders, len(view.expected) - 1))
-        committed = {sender for sender, _, _ in view.commits() if sender not in view.convicted}
+        needed = max(1, min(view.roles.belief.holders, len(view.peers.expected) - 1))
+        committed = {
+            sender for sender, _, _ in view.commits() if sender not in view.peers.convicted
+        }
         return {sender for sender in committed if holders.get(sender, 0) >= needed}
 
     return mock.patch.multiple(protocol.rounds.proposal, complete_senders=complete)

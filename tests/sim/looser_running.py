@@ -62,7 +62,7 @@ def finality_by_the_roster_of_the_branch() -> Iterator[None]:
     def advance(
         machine: RoundMachine, link: SealCertificate, now_s: float
     ) -> Iterator[ev.RoundAction]:
-        roster, sealers = machine.view.head.roster, machine.view.ballots.sealers
+        roster, sealers = machine.view.seals.head.roster, machine.view.ballots.sealers
         yield from SHIPPED_ADVANCE(machine, link, now_s)
         if has_quorum(roster, sealers, trust="friends"):
             yield from machine.confirm(list(machine.standing.branch), now_s)

@@ -185,7 +185,7 @@ class Mixed:
             return name in ("left-at-list", "attempt-skipped")
 
         machine.config = replace(machine.config, rare=rare)
-        machine.view.draw = rare
+        machine.view.config = machine.config
 
     def _fill_disk(self, peer: PeerId) -> Callable[[], object]:
         self.world.fill_disk(peer)

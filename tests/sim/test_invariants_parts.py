@@ -128,7 +128,7 @@ def idle_world(num_dead, *, survive="any"):
     for peer in peers[:num_dead]:
         world.crash(peer)
     for node in world.nodes.values():
-        node.core.machine.view.is_diverged = True
+        node.core.machine.view.outcome.is_diverged = True
     return world, checks
 
 
@@ -154,7 +154,7 @@ def test_node_that_does_not_come_back_to_a_quorum_that_works_is_found():
         world.join(peer)
     world.run(lambda: all(node.round >= 2 for node in world.nodes.values()), 60.0)
     deaf = world.nodes[peers[3]]
-    deaf.core.machine.view.is_diverged = True
+    deaf.core.machine.view.outcome.is_diverged = True
     with (
         patch.object(CatchUp, "consider", lambda *_, **__: []),
         pytest.raises(InvariantBroken, match="it stays at round 2"),

@@ -96,11 +96,11 @@ def test_nobody_waits_for_who_is_beyond_its_share_until_a_moment_after():
     core = core_of(C, A, B)
     actions = core.handle(ev.Overdrawn(A), 1.0)
     assert ev.Fault(A, OVER, is_strike=False) in actions
-    assert core.machine.view.suspects == {A}
+    assert core.machine.view.peers.suspects == {A}
     core.handle(ev.Tick(), 1.0 + 0.9 * OVERDRAWN_S)
-    assert core.machine.view.suspects == {A}
+    assert core.machine.view.peers.suspects == {A}
     core.handle(ev.Tick(), 1.0 + 1.1 * OVERDRAWN_S)
-    assert core.machine.view.suspects == frozenset()
+    assert core.machine.view.peers.suspects == frozenset()
 
 
 def test_words_that_others_pass_on_are_checked_up_to_the_share_of_who_signed_them(monkeypatch):

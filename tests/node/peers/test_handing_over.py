@@ -52,7 +52,7 @@ def test_only_voter_with_nobody_to_hand_its_vote_to_does_not_wait():
 
 def test_whoever_asks_for_a_seat_is_an_heir():
     node = Wishing((ME,)).hears(STRANGER)
-    node.core.machine.view.proven_seats.add(STRANGER)
+    node.core.machine.view.seats.proven.add(STRANGER)
     assert node.handing.is_due
 
 

@@ -1,5 +1,6 @@
 """A node that waits for what nobody may give says so: a memory (R12), enough voters (R3)."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import trio
@@ -101,13 +102,13 @@ async def test_open_run_says_once_that_sealing_pauses_and_again_after_voters_wer
     narrator.quorum(view)
     assert not texts
     for suspects, told in ((1, 0), (2, 1), (3, 1), (0, 1), (2, 2)):
-        view.trust = "open"
+        view.config = replace(view.config, trust="open")
         view.suspect(frozenset(voters[4 - suspects :]) if suspects else frozenset())
         narrator.quorum(view)
         narrator.quorum(view)
         assert len(texts) == told
     assert "2 of 4 voters" in texts[0]
-    view.trust = "friends"
+    view.config = replace(view.config, trust="friends")
     narrator.quorum(view)
     view.suspect(frozenset(voters[1:]))
     narrator.quorum(view)

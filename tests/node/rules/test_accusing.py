@@ -138,7 +138,7 @@ def test_own_sum_may_be_the_word_that_convicts():
     for peer in members[1:]:
         machine.handle(Voice(peer, HEAD.value).commit(), 0.1)
     assert not machine.is_muted
-    assert view.own_commit
+    assert view.own.commit
     piece = view.slices[0]
     digest = digest_of(HEAD.value, everybody())
     subject = slice_subject(digest, piece.first, piece.stop)

@@ -120,7 +120,7 @@ def test_seal_asks_the_rules_of_who_suspects_and_lacks_its_result_and_of_nobody_
     ):
         machine, asked = settled_machine(monkeypatch)
         machine.handle(ev.SuspicionsChanged(suspects), 0.01)
-        machine.view.results[value.list_digest] = set(held)
+        machine.view.cells.results[value.list_digest] = set(held)
         asked.clear()
         machine.handle(Voice(SECOND, HEAD.value).seal(value), 0.02)
         assert bool(asked) == is_asked

@@ -31,6 +31,7 @@ from protocol.rounds.roster import blocking, has_quorum, liars
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundView
 from sim.world.world import peer_named
+from tests.node import builders
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, roster_of
 
 PEERS = peers_named(6)
@@ -42,16 +43,7 @@ OPEN = replace(CONFIG, trust="open")
 
 
 def view_of(me: PeerId, heard=COMMITS, **fields) -> RoundView:
-    view = RoundView(
-        me=me,
-        head=HEAD.value,
-        num_cells=CONFIG.num_cells(1),
-        trust=fields.pop("trust", "open"),
-        started_s=0.0,
-        suspects=fields.pop("suspects", frozenset()),
-        **{"opened_s": 0.0, **fields},
-        final=HEAD.value,
-    )
+    view = builders.view_of(me, HEAD, **{"trust": "open", "opened_s": 0.0, **fields})
     hear(view, *heard)
     return view
 
@@ -160,15 +152,7 @@ def test_votes_show_an_attempt_too_and_members_without_a_vote_show_none():
 
 
 def replace_head(head) -> RoundView:
-    return RoundView(
-        me=SEVEN[0],
-        head=head.value,
-        num_cells=CONFIG.num_cells(1),
-        trust="open",
-        started_s=0.0,
-        suspects=frozenset(),
-        final=head.value,
-    )
+    return builders.view_of(SEVEN[0], head, trust="open")
 
 
 # Two copies ---------------------------------------------------------------------------------------
@@ -200,7 +184,7 @@ def test_parts_go_to_the_first_two_others_and_to_the_next_when_one_is_suspected(
         (SECOND, {FIRST, THIRD}),
     ):
         digest = COMMITS[PEERS.index(me)].message.digest
-        view = view_of(me, own_commit=digest, parts={digest: set(range(CONFIG.num_cells(1)))})
+        view = view_of(me, commit=digest, parts={digest: set(range(CONFIG.num_cells(1)))})
         pushed = [p for p in supply.push_parts(view) if isinstance(p, Push)]
         assert {p.to for p in pushed if PIECE.first in p.cells} == targets
         view.suspect(frozenset({SECOND}) - {me})
@@ -218,7 +202,7 @@ def test_third_in_rank_keeps_the_parts_of_those_who_sum_and_sums_nothing():
     assert PIECE in view_of(SECOND).own_slices()
     assert PIECE not in view_of(FOURTH).kept_slices()
     mine = COMMITS[PEERS.index(FIRST)].message.digest
-    view.parts[mine] = set(range(PIECE.first, PIECE.stop))
+    view.cells.parts[mine] = set(range(PIECE.first, PIECE.stop))
     assert any(run.first == PIECE.first for run in held_runs(view))
 
 
@@ -228,9 +212,9 @@ def test_have_waits_for_those_parts_alone_that_its_reducer_is_to_hold():
     for piece in view.kept_slices():
         for sender, digest, _ in view.commits():
             if gathering.holds(piece, sender):
-                view.parts.setdefault(digest, set()).update(range(piece.first, piece.stop))
+                view.cells.parts.setdefault(digest, set()).update(range(piece.first, piece.stop))
     assert holds_all_expected(view)
-    view.parts[COMMITS[PEERS.index(FIRST)].message.digest].discard(PIECE.first)
+    view.cells.parts[COMMITS[PEERS.index(FIRST)].message.digest].discard(PIECE.first)
     assert not holds_all_expected(view)
 
 
@@ -278,7 +262,7 @@ def test_observer_takes_a_single_word_only_of_who_is_left_in_reach_and_unopposed
 def test_friends_believe_one_and_whoever_sums_believes_itself():
     view = view_of(FIRST, [*CERTIFIED, agg(FIRST), agg(SECOND, b"b" * 32), agg(THIRD, b"b" * 32)])
     assert agreed_root(view, DIGEST, PIECE) == b"a" * 32
-    friends = replace(view_of(FOURTH), trust="friends")
+    friends = view_of(FOURTH, (), trust="friends")
     (piece,) = [p for p in friends.slices if p.first == 0]
     body = Agg(list_digest=DIGEST, first=piece.first, stop=piece.stop, root=b"c" * 32)
     subject = slice_subject(DIGEST, piece.first, piece.stop)
@@ -334,8 +318,8 @@ def test_second_agg_lets_the_first_push_at_once():
     assert peer_named("nobody") not in PEERS
     view = machine.view
     hear(view, *(e for e in CERTIFIED if e.message.sender == FIRST), agg(FIRST))
-    view.results[DIGEST] = set(range(CONFIG.num_cells(1)))
-    view.requested.add(("reduce", DIGEST, PIECE.first, FIRST))
+    view.cells.results[DIGEST] = set(range(CONFIG.num_cells(1)))
+    view.cells.requested.add(("reduce", DIGEST, PIECE.first, FIRST))
     pushes = [a for a in machine.handle(agg(SECOND), 0.2) if isinstance(a, Push)]
     assert any(p.bulk is Bulk.RESULT and PIECE.first in p.cells for p in pushes)
 
@@ -349,20 +333,20 @@ def test_sum_that_cannot_be_said_is_no_result_of_an_open_run(trust, is_own):
     view = machine.view
     assert machine.is_muted
     (piece,) = [p for p in view.slices if p.reducers[0] == FIRST][:1]
-    view.requested.add(("reduce", DIGEST, piece.first, FIRST))
+    view.cells.requested.add(("reduce", DIGEST, piece.first, FIRST))
     # Cells that were checked came before: the sum is written over them.
     machine.handle(CellsArrived(Bulk.RESULT, DIGEST, tuple(range(piece.first, piece.stop))), 0.2)
     machine.handle(Reduced(DIGEST, piece.first, piece.stop, b"x" * 32), 0.2)
     assert not view.agg_of(DIGEST, piece)
-    assert (piece.first not in view.missing_results(DIGEST)) == is_own
+    assert (piece.first not in view.cells.missing_results(DIGEST)) == is_own
 
 
 def test_sum_that_was_said_before_signatures_were_lost_is_a_result():
     view = view_of(FIRST, [*CERTIFIED, agg(FIRST)])
     take_own_sum(view, DIGEST, PIECE, b"x" * 32, is_mute=True)
-    assert PIECE.first in view.missing_results(DIGEST)
+    assert PIECE.first in view.cells.missing_results(DIGEST)
     take_own_sum(view, DIGEST, PIECE, b"a" * 32, is_mute=True)
-    assert PIECE.first not in view.missing_results(DIGEST)
+    assert PIECE.first not in view.cells.missing_results(DIGEST)
 
 
 def test_cells_of_others_take_the_place_of_a_sum_that_cannot_be_said():

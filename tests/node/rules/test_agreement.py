@@ -129,16 +129,16 @@ def test_deadline_is_learned_from_parts_that_were_too_late_for_the_have():
     digest = COMMITS[0].message.digest
     deadline = deadline_1_s()
     view = view_of(THIRD, HEAD, COMMITS, opened_s=0.0)
-    view.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
+    view.cells.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
     learn(view, deadline, 0.9)
     assert deadline.seconds() == 1.0, "not all is here"
     list(statements(view, deadline, now_s=1.0))
     (own,) = [piece for piece in view.slices if piece.reducers[0] == THIRD]
     view.attempt = 1
-    view.parts[digest] = CELLS - set(range(own.first, own.stop))
+    view.cells.parts[digest] = CELLS - set(range(own.first, own.stop))
     learn(view, deadline, 2.0)
     assert deadline.seconds() == 1.0, "what it is a substitute for does not count"
-    view.parts[digest] = CELLS
+    view.cells.parts[digest] = CELLS
     learn(view, deadline, 3.0)
     assert deadline.seconds() == 6.0
     learn(view, deadline, 4.0)
@@ -148,20 +148,20 @@ def test_deadline_is_learned_from_parts_that_were_too_late_for_the_have():
 def test_what_a_late_committer_takes_is_not_learned():
     deadline = deadline_1_s()
     view = view_of(THIRD, HEAD, COMMITS[1:], opened_s=0.0)
-    view.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
-    view.parts[COMMITS[1].message.digest] = set()
+    view.cells.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
+    view.cells.parts[COMMITS[1].message.digest] = set()
     list(statements(view, deadline, now_s=1.0))
     late = COMMITS[0]
     view.ballots.add(BallotEntry(late.message, late.body))
-    view.parts[late.message.digest] = CELLS
-    view.parts[COMMITS[1].message.digest] = CELLS
+    view.cells.parts[late.message.digest] = CELLS
+    view.cells.parts[COMMITS[1].message.digest] = CELLS
     learn(view, deadline, 2.0)
     assert deadline.seconds() == 4.0, "of those who had committed"
     view = view_of(THIRD, HEAD, COMMITS[1:], opened_s=0.0)
     assert list(statements(view, deadline, now_s=4.0))
     learn(view, deadline, 8.0)
-    assert not view.is_timed
-    view.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
+    assert not view.arrivals.is_timed
+    view.cells.parts.update({heard.message.digest: CELLS for heard in COMMITS[1:]})
     assert learn(view, deadline, 9.0), "whoever never commits is not waited for"
 
 
@@ -169,8 +169,8 @@ def first_have(commits, *, lacking=(), at_s=1.0, trust="friends", peers=PEERS):
     """A round and its deadline, behind a HAVE that was late, without the parts of some."""
     me = view_of(peers[0], head_of(peers), trust=trust).slices[0].reducers[0]
     view = view_of(me, head_of(peers), commits, trust=trust, opened_s=0.0)
-    view.parts.update({heard.message.digest: CELLS for heard in commits})
-    view.parts.update({heard.message.digest: set() for heard in lacking})
+    view.cells.parts.update({heard.message.digest: CELLS for heard in commits})
+    view.cells.parts.update({heard.message.digest: set() for heard in lacking})
     deadline = deadline_1_s()
     assert Kind.HAVE in {statement.kind for statement in statements(view, deadline, now_s=at_s)}
     return view, deadline
@@ -180,16 +180,16 @@ def test_parts_that_others_give_in_their_senders_place_say_nothing_of_lines():
     late, other = COMMITS[:2]
     for source, learned_s in ((late.message.sender, 8.0), (other.message.sender, 1.0)):
         view, deadline = first_have(COMMITS, lacking=[late])
-        view.moved(late.message.digest, source, 4.0)
-        view.parts[late.message.digest] = CELLS
+        view.note_movement(late.message.digest, source, 4.0)
+        view.cells.parts[late.message.digest] = CELLS
         assert learn(view, deadline, 4.0)
         assert deadline.seconds() == learned_s
     view, deadline = first_have(COMMITS, lacking=[late, other])
-    view.moved(other.message.digest, other.message.sender, 2.0)
-    view.parts[other.message.digest] = CELLS
+    view.note_movement(other.message.digest, other.message.sender, 2.0)
+    view.cells.parts[other.message.digest] = CELLS
     assert not learn(view, deadline, 2.0)
-    view.moved(late.message.digest, other.message.sender, 4.0)
-    view.parts[late.message.digest] = CELLS
+    view.note_movement(late.message.digest, other.message.sender, 4.0)
+    view.cells.parts[late.message.digest] = CELLS
     assert learn(view, deadline, 4.0)
     assert deadline.seconds() == 4.0, "of those that came from their senders"
     parts = {heard.message.digest: CELLS for heard in COMMITS}
@@ -211,20 +211,22 @@ def test_late_commits_are_learned_from_where_more_are_late_than_may_lie(trust, n
         assert (deadline.seconds() == 6.0) == (num_late >= num_learned)
 
 
-def whole_round(late_s, *, trust, commits, came_s=()):
+def whole_round(late_s, *, trust, commits, parts_s=()):
     """A round of six and its deadline, with all parts here at last. By number of a member when its
-    COMMIT came behind the beginning; parts came 0.2 s behind it, or when `came_s` says."""
+    COMMIT came behind the beginning; parts came 0.2 s behind it, or when `parts_s` says."""
     six = peers_named(6)
     me = view_of(six[0], head_of(six), trust=trust).slices[0].reducers[0]
     view = view_of(me, head_of(six), commits, trust=trust, opened_s=0.0)
     late = dict(zip([at for at in range(6) if six[at] != me], late_s, strict=False))
     for at, heard in enumerate(commits):
-        view.parts[heard.message.digest] = CELLS
+        view.cells.parts[heard.message.digest] = CELLS
         if six[at] != me:
-            view.commit_s[six[at]] = late.get(at, -0.1)
-            view.came_s[heard.message.digest] = dict(came_s).get(at, late.get(at, 0.0) + 0.2)
+            view.arrivals.commit_s[six[at]] = late.get(at, -0.1)
+            view.arrivals.parts_s[heard.message.digest] = dict(parts_s).get(
+                at, late.get(at, 0.0) + 0.2
+            )
         else:
-            view.own_commit, view.commit_s[me] = heard.message.digest, 9.0
+            view.own.commit, view.arrivals.commit_s[me] = heard.message.digest, 9.0
     return view, deadline_1_s()
 
 
@@ -249,7 +251,7 @@ def test_how_late_the_last_commits_are_is_not_learned_of_so_many_as_may_lie(
         assert learn(view, deadline, 1.5)
     else:
         list(statements(view, deadline, now_s=1.5))
-    assert view.is_timed
+    assert view.arrivals.is_timed
     assert deadline.seconds() == pytest.approx(learned_s)
 
 
@@ -259,14 +261,14 @@ def test_how_long_the_parts_of_a_late_committer_take_is_learned_from_when_it_com
     for trust, learned_s in (("friends", 6.8), ("open", 4.0)):
         me = view_of(six[0], head_of(six), trust=trust).slices[0].reducers[0]
         first = min(at for at in range(6) if six[at] != me)
-        view, deadline = whole_round([1.4], trust=trust, commits=commits, came_s=[(first, 3.4)])
+        view, deadline = whole_round([1.4], trust=trust, commits=commits, parts_s=[(first, 3.4)])
         assert learn(view, deadline, 3.4)
         assert deadline.seconds() == pytest.approx(learned_s)
-        view, deadline = whole_round([0.9], trust=trust, commits=commits, came_s=[(first, 3.4)])
+        view, deadline = whole_round([0.9], trust=trust, commits=commits, parts_s=[(first, 3.4)])
         digest = commits[first].message.digest
-        view.parts[digest] = set()
+        view.cells.parts[digest] = set()
         assert Kind.HAVE in {one.kind for one in statements(view, deadline, now_s=1.0)}
-        view.parts[digest] = CELLS
+        view.cells.parts[digest] = CELLS
         assert learn(view, deadline, 2.9)
         assert deadline.seconds() == pytest.approx(5.8 if trust == "friends" else 4.0)
 
@@ -414,7 +416,7 @@ def test_attempt_whose_list_needs_a_part_that_is_lost_is_given_up_by_who_would_s
         heard = [*COMMITS, one.propose(chosen), one.vote(chosen), two.vote(chosen)]
         view = view_of(heir, HEAD, heard, opened_s=0.0, suspects=frozenset({gone}))
         assert is_given_up(view, deadline_1_s(), now_s=0.1)
-        view.parts.update({heard.message.digest: CELLS for heard in COMMITS})
+        view.cells.parts.update({heard.message.digest: CELLS for heard in COMMITS})
         assert not is_given_up(view, deadline_1_s(), now_s=0.1)
 
 
@@ -428,7 +430,7 @@ def test_attempt_beside_another_round_waits_for_that_seal_once_all_else_is_done(
     for event in (closer.propose(X), *votes):
         view.ballots.add(BallotEntry(event.message, event.body))
         given.append(is_given_up(view, deadline_1_s(), now_s=99.0))
-    view.results[digest] = CELLS
+    view.cells.results[digest] = CELLS
     assert [*given, is_given_up(view, deadline_1_s(), now_s=99.0)] == [True, True, True, False]
     view.attempt = 1
     assert is_given_up(view, deadline_1_s(), now_s=99.0), "certified in an attempt before"
@@ -452,7 +454,7 @@ def test_every_deadline_is_among_the_times_at_which_the_machine_wakes():
 def test_commit_reports_members_only_and_never_suspects_its_sender():
     stranger, joiner = peer_named("stranger"), peer_named("joiner")
     view = view_of(THIRD, HEAD, opened_s=0.0)
-    view.proven_seats = {joiner, FIRST}
+    view.seats.proven = {joiner, FIRST}
     body = commit_body(
         view,
         contributed(5),

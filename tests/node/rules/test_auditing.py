@@ -24,6 +24,7 @@ from protocol.messages import (
     segment_subject,
     sign_message,
 )
+from protocol.rounds.round_view import RoundSeals
 from tests.node.builders import CONFIG, Voice, head_of, peers_named, toy_manifest
 
 ME, LIAR, VICTIM, THIRD = PEERS = peers_named(4)
@@ -66,9 +67,9 @@ class Filed:
 
 @dataclass
 class Round:
-    """What audits ask of a round: the seal that names it, and the COMMITs of it."""
+    """What audits ask of a round: the seals that it stands on, and the COMMITs of it."""
 
-    named: SealValue
+    seals: RoundSeals
     ballots: Filed
 
 
@@ -89,7 +90,7 @@ def round_after(named: SealValue, mark: int, bend: Bend) -> tuple[Any, SealValue
         basis=named.digest,
         commits=tuple(heard),
     )
-    return Round(named, Filed(heard)), value
+    return Round(RoundSeals(named, named), Filed(heard)), value
 
 
 class Scene:

@@ -14,6 +14,7 @@ from protocol.rounds.agreed import agreed_root, call_substitutes
 from protocol.rounds.belief import belief_of, liars
 from protocol.rounds.reducers import slices
 from protocol.rounds.round_view import RoundView
+from tests.node import builders
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, roster_of
 from tests.node.rules.test_agreed import hear
 
@@ -119,18 +120,8 @@ RIGHT, WRONG = b"r" * 32, b"w" * 32
 def view_of(me: PeerId, *heard, head=HEAD, **fields) -> RoundView:
     """What that peer knows, in a round whose LIST is certified."""
     voices = {peer: Voice(peer, head.value) for peer in head.value.roster.members}
-    view = RoundView(
-        me=me,
-        head=head.value,
-        final=head.value,
-        num_cells=CONFIG.num_cells(1),
-        trust="open",
-        started_s=0.0,
-        opened_s=0.0,
-        suspects=frozenset(),
-        certified_s={digest_of(head.value, commits_of(voices)): 5.0},
-        **fields,
-    )
+    certified_s = {digest_of(head.value, commits_of(voices)): 5.0}
+    view = builders.view_of(me, head, trust="open", opened_s=0.0, certified_s=certified_s, **fields)
     commits = commits_of(voices)
     votes = [voices[peer].vote(commits) for peer in head.value.roster.voters]
     hear(view, *commits, voices[view.closer(0)].propose(commits), *votes, *heard)
@@ -145,7 +136,7 @@ def agg(view: RoundView, peer: PeerId, root: bytes):
     digest, piece = digest_in(view), view.slices[0]
     body = Agg(list_digest=digest, first=piece.first, stop=piece.stop, root=root)
     subject = slice_subject(digest, piece.first, piece.stop)
-    return Voice(peer, view.head).say(Kind.AGG, body, subject=subject)
+    return Voice(peer, view.seals.head).say(Kind.AGG, body, subject=subject)
 
 
 def digest_in(view: RoundView) -> bytes:
@@ -198,7 +189,8 @@ def test_founder_who_votes_alone_is_believed_once_another_says_the_same():
     hear(view, agg(view, everybody[1], RIGHT))
     assert believed(view) == RIGHT
     assert all(
-        founder in piece.reducers[: view.belief.num_needed(piece.reducers)] for piece in view.slices
+        founder in piece.reducers[: view.roles.belief.num_needed(piece.reducers)]
+        for piece in view.slices
     )
 
 
@@ -234,7 +226,7 @@ def test_parts_go_to_all_who_sum_and_to_two_others_where_the_sender_sums():
     ranks = view_of(SEVEN[0]).slices[0].reducers
     for me in ranks:
         mine = VOICES[me].commit().message.digest
-        view = view_of(me, own_commit=mine, parts={mine: set(range(CONFIG.num_cells(1)))})
+        view = view_of(me, commit=mine, parts={mine: set(range(CONFIG.num_cells(1)))})
         first = view.slices[0].first
         pushes = [p for p in supply.push_parts(view) if isinstance(p, Push) and first in p.cells]
         assert {p.to for p in pushes} == set(ranks[:3]) - {me}

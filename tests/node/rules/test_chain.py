@@ -152,7 +152,7 @@ def test_seal_value_is_the_same_on_every_peer_and_whatever_came_first():
     values = set()
     for me, order in ((A, commits), (D, commits[::-1])):
         view = view_of(me, HEAD, [*order, a.propose(commits)])
-        view.applied[digest] = state_after(digest)
+        view.outcome.applied[digest] = state_after(digest)
         view.suspect(frozenset({B}))
         value = seal_value(view, digest, KeyedHashSigner(me), CONFIG.clock)
         assert value is not None
@@ -170,7 +170,7 @@ def test_seal_value_waits_for_the_list_its_commits_and_the_state():
     for heard, has_state in ((whole, False), (whole[:2], True), (whole[1:], True)):
         view = view_of(D, HEAD, heard)
         if has_state:
-            view.applied[digest] = ROOT
+            view.outcome.applied[digest] = ROOT
         assert seal_value(view, digest, SIGNER, CONFIG.clock) is None
 
 
@@ -186,7 +186,7 @@ def test_voter_whose_commit_proves_its_seal_is_proved_and_others_are_not():
     ]
     view = view_of(A, head, [*commits, speakers[0].propose(commits)])
     digest = digest_of(head.value, commits)
-    view.applied[digest] = ROOT
+    view.outcome.applied[digest] = ROOT
     value = seal_value(view, digest, KeyedHashSigner(A), CONFIG.clock)
     assert value is not None
     proved = {seat.peer: seat.proved for seat in value.roster.seats}

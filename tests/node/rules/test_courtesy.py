@@ -13,7 +13,8 @@ from protocol.rounds.lapses import (
     Courtesy,
 )
 from protocol.rounds.round_view import RoundView
-from tests.node.builders import CONFIG, head_of, peers_named
+from tests.node import builders
+from tests.node.builders import head_of, peers_named
 
 ME, OTHER, JOINER, LATER = peers_named(4)
 DEADLINE_S = 1.2
@@ -22,15 +23,9 @@ ROUND_S = 0.1
 
 def view_of(*members, started_s: float = 0.0) -> RoundView:
     head = head_of(members)
-    return RoundView(
-        me=ME,
-        head=head.value,
-        num_cells=CONFIG.num_cells(5),
-        trust="friends",
-        started_s=started_s,
-        final=head.value,
-        suspects=frozenset(),
-    )
+    view = builders.view_of(ME, head)
+    view.times.started_s = started_s
+    return view
 
 
 def test_nothing_is_held_while_nobody_joins():
@@ -43,7 +38,7 @@ def test_commit_is_held_for_who_asked_until_its_seat_is_proved():
     assert courtesy.holds(view, DEADLINE_S, ROUND_S)
     assert courtesy.until_s == HOLD_S
     assert courtesy.holds(view, DEADLINE_S, 0.5)
-    view.proven_seats.add(JOINER)
+    view.seats.proven.add(JOINER)
     assert not courtesy.holds(view, DEADLINE_S, 0.5)
     assert not courtesy.holds(view, DEADLINE_S, 0.6)
 
@@ -92,10 +87,10 @@ def test_what_was_not_used_is_given_back():
     courtesy = Courtesy()
     for number in range(1000):
         view = view_of(ME, started_s=number * ROUND_S)
-        courtesy.asked(JOINER, view.started_s)
-        assert courtesy.holds(view, DEADLINE_S, view.started_s)
-        view.proven_seats.add(JOINER)
-        assert not courtesy.holds(view, DEADLINE_S, view.started_s + 0.001)
+        courtesy.asked(JOINER, view.times.started_s)
+        assert courtesy.holds(view, DEADLINE_S, view.times.started_s)
+        view.seats.proven.add(JOINER)
+        assert not courtesy.holds(view, DEADLINE_S, view.times.started_s + 0.001)
 
 
 @pytest.mark.quick(1)

@@ -46,7 +46,7 @@ def sealed_by(*voices):
 
 def holding(mine, *senders):
     for sender in senders:
-        mine.parts[ID[sender]] = set(CELLS)
+        mine.cells.parts[ID[sender]] = set(CELLS)
     return mine
 
 
@@ -70,7 +70,7 @@ def test_there_is_one_slice_which_all_members_sum_and_nobody_else():
 
 
 def test_own_contribution_goes_whole_to_every_member_that_is_not_suspected_and_once():
-    mine = holding(view(own_commit=ID[A], suspects=frozenset({C})), A)
+    mine = holding(view(commit=ID[A], suspects=frozenset({C})), A)
     expected = [Push(peer, Bulk.PART, ID[A], CELLS) for peer in (B, D)]
     assert list(supply.push_parts(mine)) == expected
     assert not list(supply.push_parts(mine))
@@ -81,7 +81,7 @@ def test_own_contribution_goes_whole_to_every_member_that_is_not_suspected_and_o
 def test_member_waits_half_a_deadline_for_parts_though_others_have_certified_a_list():
     mine = holding(view(heard=CERTIFIED), A)
     assert not pulls(mine, 0.4)
-    mine.moved(ID[C], C, 0.4)
+    mine.note_movement(ID[C], C, 0.4)
     assert pulls(mine, 0.5) == {(B, ID[B], CELLS), (D, ID[D], CELLS)}
     assert pulls(mine, 0.9) == {(C, ID[C], CELLS)}
 
@@ -113,7 +113,7 @@ def test_straggler_sums_a_sealed_list_whose_votes_it_never_heard():
     heard = [*COMMITS, a.propose(COMMITS), *sealed_by(b, c, d)]
     mine = holding(view(heard=heard), *PEERS)
     assert [type(action) for action in supply.reduce_slices(mine)] == [Reduce]
-    mine.results[DIGEST] = set(CELLS)
+    mine.cells.results[DIGEST] = set(CELLS)
     assert list(supply.apply_results(mine)) == [Apply(DIGEST, is_empty=False)]
     assert not list(supply.reduce_slices(mine))
 
@@ -124,7 +124,7 @@ def test_straggler_sums_a_sealed_list_whose_votes_it_never_heard():
 def test_nobody_pushes_a_result_and_nobody_waits_for_one():
     mine = holding(view(heard=CERTIFIED), *PEERS)
     list(supply.reduce_slices(mine))
-    mine.results[DIGEST] = set(CELLS)
+    mine.cells.results[DIGEST] = set(CELLS)
     assert not list(supply.push_results(mine, DIGEST, mine.slices[0]))
     assert not list(supply.reduce_slices(mine))
 
@@ -133,7 +133,7 @@ def test_result_is_asked_for_only_where_the_parts_do_not_come_for_a_deadline():
     heard = [*CERTIFIED, *sealed_by(b)]
     mine = holding(view(heard=heard, certified_s={DIGEST: 0.0}), A)
     assert not pulls(mine, 0.9, Bulk.RESULT)
-    mine.moved(ID[C], C, 0.8)
+    mine.note_movement(ID[C], C, 0.8)
     assert not pulls(mine, 1.2, Bulk.RESULT)
     ((source, subject, cells),) = pulls(mine, 1.4, Bulk.RESULT)
     assert (source, subject, cells) == (B, DIGEST, CELLS)
@@ -213,7 +213,7 @@ def test_whole_vectors_are_measured_by_everybody_and_nobody_tells():
     mine = holding(view(heard=CERTIFIED, uses_gram=True), *PEERS)
     assert [type(action) for action in supply.measure_slices(mine)] == [Measure]
     assert not list(supply.reduce_slices(mine))
-    mine.grams[DIGEST, 0] = b"stats"
+    mine.sums.grams[DIGEST, 0] = b"stats"
     (reduce,) = supply.reduce_slices(mine)
     assert isinstance(reduce, Reduce)
     assert reduce.grams == (b"stats",)
@@ -226,7 +226,7 @@ def test_machine_keeps_its_gram_matrix_to_itself_and_says_its_sum():
     for event in [*COMMITS, closer.propose(COMMITS), *votes]:
         machine.handle(event, 0.0)
     holding(machine.view, *PEERS)
-    machine.view.requested.add(("measure", DIGEST, 0, A))
+    machine.view.cells.requested.add(("measure", DIGEST, 0, A))
     actions = machine.handle(Measured(DIGEST, 0, NUM_CELLS, b"stats"), 0.0)
     assert not signed(actions, Kind.GRAM)
     assert [one.grams for one in actions if isinstance(one, Reduce)] == [(b"stats",)]

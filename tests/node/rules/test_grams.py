@@ -19,7 +19,7 @@ from protocol.rounds.agreed import (
 from protocol.rounds.reducers import Slice
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundView
-from tests.node.builders import CONFIG
+from tests.node.builders import CLOCK_RULES, CONFIG
 from tests.node.rules.test_agreed import (
     CERTIFIED,
     COMMITS,
@@ -80,7 +80,9 @@ def test_gram_matrix_has_no_row_of_a_newcomer_that_weighs_nothing_yet():
     for stats, is_believed in ((ONE, False), (fewer, True)):
         said = [gram(FIRST, stats), gram(SECOND, stats)]
         law = AdmissionSpec(probation=3, ramp=10)
-        view = view_of(FOURTH, [*CERTIFIED, *said], uses_gram=True, admission=law)
+        view = view_of(
+            FOURTH, [*CERTIFIED, *said], uses_gram=True, clock=replace(CLOCK_RULES, admission=law)
+        )
         newcomer, *others = view.roster.seats
         view.roster = replace(view.roster, seats=(replace(newcomer, seated=2), *others))
         assert (agreed_gram(view, DIGEST, PIECE) == stats) is is_believed
@@ -94,7 +96,7 @@ def test_whoever_measures_believes_itself():
 def test_nothing_is_summed_before_every_slice_is_measured():
     view = view_of(FIRST, CERTIFIED, uses_gram=True)
     for _, digest, _ in view.commits():
-        view.parts[digest] = set(range(CONFIG.num_cells(1)))
+        view.cells.parts[digest] = set(range(CONFIG.num_cells(1)))
     measured = [a for a in supply.measure_slices(view) if isinstance(a, Measure)]
     assert {(a.first, a.stop) for a in measured} == {(p.first, p.stop) for p in view.own_slices()}
     *most, last = view.slices
@@ -110,7 +112,7 @@ def test_nothing_is_summed_before_every_slice_is_measured():
 def test_rule_that_needs_no_gram_matrix_measures_nothing():
     view = view_of(FIRST, CERTIFIED)
     for _, digest, _ in view.commits():
-        view.parts[digest] = set(range(CONFIG.num_cells(1)))
+        view.cells.parts[digest] = set(range(CONFIG.num_cells(1)))
     assert not list(supply.measure_slices(view))
     assert whole_gram(view, DIGEST) == ()
     assert all(a.grams == () for a in supply.reduce_slices(view) if isinstance(a, Reduce))
@@ -122,7 +124,7 @@ def test_only_whose_gram_matrix_is_awaited_is_late_and_sums_are_late_from_the_la
     heard = [*CERTIFIED, *grams_of(*most)]
     view = view_of(third, heard, uses_gram=True, certified_s={DIGEST: 5.0})
     note_grams(view, 5.5)
-    assert view.progress_s == 5.5
+    assert view.times.progress_s == 5.5
     before = view.own_slices()
     call_substitutes(view, now_s=6.0, deadline_s=1.0)
     assert view.own_slices() == [p for p in view.slices if p == last or p in before]
@@ -147,7 +149,7 @@ def replace_gathering(view: RoundView, piece) -> RoundView:
 def test_gram_matrix_that_nobody_believes_is_no_progress():
     view = view_of(FOURTH, [*CERTIFIED, gram(FIRST)], uses_gram=True)
     note_grams(view, 3.0)
-    assert view.progress_s == 0.0
+    assert view.times.progress_s == 0.0
 
 
 def machine_with_gram(*, uses_gram: bool = True) -> RoundMachine:

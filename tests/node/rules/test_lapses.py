@@ -43,7 +43,7 @@ def sealed_view(haves, *, holds=(), listed=COMMITS, me=SIX[0], sums=(), **fields
                 Kind.AGG, body, subject=slice_subject(value.list_digest, piece.first, piece.stop)
             )
             view.ballots.add(BallotEntry(heard.message, heard.body))
-    assert view.ballots.sealed(view.before)
+    assert view.ballots.sealed(view.seals.before)
     return view
 
 
@@ -94,7 +94,7 @@ def test_who_may_not_have_been_told_of_a_commit_when_it_spoke_is_not_told_of():
 
     def named(said_s, *, committed_s=0.1, others_s=0.0, holds=(), **fields):
         at_s = dict.fromkeys(SIX, others_s) | {SIX[0]: -9.0, SIX[sender]: committed_s}
-        times = {"least_s": 0.75, "relayed_s": 1.5, "second_call_s": {0: 1.0}} | fields
+        times = {"deadline_floor_s": 1.0, "relayed_s": 1.5, "second_call_s": {0: 1.0}} | fields
         said = {(0, SIX[denier]): said_s}
         view = sealed_view(haves, holds=holds, commit_s=at_s, said_s=said, **times)
         return numbers(owed(view))
@@ -117,7 +117,7 @@ def test_round_began_for_nobody_before_as_many_told_all_as_no_quorum_does_withou
     found = []
     for early in range(4):
         at_s = {peer: -2.0 if number <= early else 0.0 for number, peer in enumerate(SIX)}
-        fields = {"commit_s": at_s, "said_s": {(0, SIX[denier]): 0.5}, "least_s": 0.75}
+        fields = {"commit_s": at_s, "said_s": {(0, SIX[denier]): 0.5}, "deadline_floor_s": 1.0}
         view = sealed_view(haves, second_call_s={0: 1.0}, relayed_s=1.5, **fields)
         found.append(bool(owed(view)))
     assert found == [True, True, False, False], "number 0 is this node"
@@ -141,8 +141,8 @@ def test_list_is_late_half_a_deadline_after_it_was_due_and_not_before_it_can_be_
         listed = Voice(view.closer(0), HEAD.value).propose(COMMITS)
         view.ballots.add(BallotEntry(listed.message, listed.body))
         note_lapses(view, now_s=now_s, deadline_s=1.0)
-        assert view.lapsed <= {view.closer(0)}
-        late.append(bool(view.lapsed))
+        assert view.lapses.lapsed <= {view.closer(0)}
+        late.append(bool(view.lapses.lapsed))
     due_s = max(LIST_LATE_AFTER, relayed_s)
     assert late == [now_s >= due_s for now_s in (0.29, 0.49, 0.51, 0.79, 0.81)]
 
@@ -172,7 +172,7 @@ def test_attempt_ends_when_a_list_is_late_for_which_all_was_there(said, relayed_
             assert due_s in due_times(view, deadline)
             assert has_timed_out(view, deadline, now_s=due_s) == (said != "all")
         note_lapses(view, now_s=due_s, deadline_s=1.0)
-        assert view.lapsed == ({view.closer(0)} if ends[1] or said == "too few" else set())
+        assert view.lapses.lapsed == ({view.closer(0)} if ends[1] or said == "too few" else set())
         assert is_given_up(view, deadline, now_s=3.0)
 
 
@@ -187,7 +187,7 @@ def test_attempt_goes_on_whose_list_was_voted_for_by_what_was_there_then():
         for one in (Voice(view.closer(0), HEAD.value).propose(few), *votes):
             view.ballots.add(BallotEntry(one.message, one.body))
         note_lapses(view, now_s=0.0, deadline_s=1.0)
-        view.ready_s[0] = 0.0
+        view.lapses.ready_s[0] = 0.0
         found.append(is_given_up(view, deadline, now_s=1.0))
     assert found == [True, False, True, False], "nobody voted, this one, three, a quorum"
 

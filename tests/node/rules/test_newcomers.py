@@ -8,6 +8,7 @@ from protocol.events import Push
 from protocol.messages import SealCertificate
 from protocol.rounds import supply
 from protocol.rounds.proposal import holds_all_expected
+from tests.node import builders
 from tests.node.builders import CONFIG, Voice, head_of, peers_named
 from tests.node.rules.test_agreed import hear
 from tests.node.rules.test_belief import view_of
@@ -30,14 +31,14 @@ def test_parts_are_held_by_as_many_voters_as_it_takes_wherever_newcomers_rank(se
     """Their word that they hold something counts for nothing, however honest they are."""
     mine = Voice(sender, HEAD.value).commit().message.digest
     own_parts = {mine: set(range(CONFIG.num_cells(1)))}
-    view = view_of(sender, head=HEAD, own_commit=mine, parts=own_parts)
+    view = view_of(sender, head=HEAD, commit=mine, parts=own_parts)
     assert any(set(PEERS[4:]) & set(piece.reducers[:3]) for piece in view.slices)
     pushes = [action for action in supply.push_parts(view) if isinstance(action, Push)]
     holding = {peer: view_of(peer, head=HEAD).gathering() for peer in PEERS}
     for piece in view.slices:
         holders = {peer for peer, gathering in holding.items() if gathering.holds(piece, sender)}
         others = holders & view.roster.voter_set - {sender}
-        assert len(others) >= view.belief.holders
+        assert len(others) >= view.roles.belief.holders
         assert others <= {push.to for push in pushes if piece.first in push.cells}
         for peer in others:
             assert piece in holding[peer].kept
@@ -48,15 +49,15 @@ def test_parts_are_held_by_as_many_voters_as_it_takes_wherever_newcomers_rank(se
 @pytest.mark.parametrize("trust", ["open", "friends"])
 def test_nobody_waits_in_an_open_run_for_who_said_no_commit_until_it_does(trust):
     head = absent_head()
-    slices = replace(view_of(PEERS[1], head=head), trust=trust).slices
+    slices = builders.view_of(PEERS[1], head, trust=trust).slices
     me = next(piece.reducers[0] for piece in slices if piece.reducers[0] != PEERS[0])
-    view = replace(view_of(me, head=head), trust=trust)
+    view = builders.view_of(me, head, trust=trust, opened_s=0.0)
     others = [Voice(peer, head.value).commit() for peer in PEERS[1:]]
     hear(view, *others)
     view.suspect(frozenset())
     assert (PEERS[0] in view.awaited) is (trust == "friends")
     for entry in others:
-        view.parts[entry.message.digest] = set(range(view.num_cells))
+        view.cells.parts[entry.message.digest] = set(range(view.cells.num_cells))
     assert holds_all_expected(view) is (trust == "open")
     hear(view, Voice(PEERS[0], head.value).commit())
     assert PEERS[0] in view.awaited

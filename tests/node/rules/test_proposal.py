@@ -187,16 +187,16 @@ def test_have_tells_runs_of_equal_cells_and_leaves_out_what_nobody_sent():
     view = view_of(A, head, [Voice(peer, head.value).commit() for peer in PEERS[:2]])
     view.suspect(frozenset({B}))  # So that A sums every slice.
     ids = [digest for _, digest, _ in view.commits()]
-    view.parts.update({ids[0]: {1, 2}, ids[1]: {2}})
+    view.cells.parts.update({ids[0]: {1, 2}, ids[1]: {2}})
     found = {cell: run.senders for run in held_runs(view) for cell in range(run.first, run.stop)}
     assert found == {1: b"\x01", 2: b"\x03"}
-    view.parts.clear()
+    view.cells.parts.clear()
     assert list(held_runs(view)) == []
 
 
 def test_have_tells_only_of_cells_that_its_signer_sums():
     view = view_of(A, HEAD, COMMITS)
-    view.parts.update({heard.message.digest: {0, 1, 2} for heard in COMMITS})
+    view.cells.parts.update({heard.message.digest: {0, 1, 2} for heard in COMMITS})
     (own,) = [piece for piece in view.slices if piece.reducers[0] == A]
     assert list(held_runs(view)) == [Held(first=own.first, stop=own.stop, senders=ALL)]
     view.attempt = 2
@@ -307,7 +307,7 @@ def test_closer_that_leaves_out_whom_it_had_to_list_keeps_others_waiting(num_lis
     listed = Voice(view.closer(0), OPEN.value).propose(OF_SIX[:num_listed])
     view.ballots.add(BallotEntry(listed.message, listed.body))
     note_lapses(view, now_s=0.5, deadline_s=1.0)
-    assert view.lapsed == ({view.closer(0)} if num_listed < 6 else set())
+    assert view.lapses.lapsed == ({view.closer(0)} if num_listed < 6 else set())
 
 
 def test_convicted_senders_belong_in_no_list():

@@ -31,7 +31,7 @@ def test_taste_for_rare_branches_is_no_part_of_what_a_config_says():
 def test_rare_branch_of_a_rule_is_drawn_once_per_attempt():
     (me,) = peers_named(1)
     draws = iter((True, False, True))
-    view = view_of(me, head_of([me]), draw=lambda name: next(draws))
+    view = view_of(me, head_of([me]), rare=lambda name: next(draws))
     assert [view.rare("have-early") for _ in range(3)] == [True] * 3
     assert not view.rare("closer-early")
     view.attempt = 1

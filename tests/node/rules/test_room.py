@@ -23,9 +23,8 @@ from protocol.messages import (
     slice_subject,
 )
 from protocol.rounds.admission import ATTEMPTS_AHEAD_MAX, SHUT_ROUNDS, may_sit_next
-from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.ballots import BallotEntry, Early
 from protocol.rounds.reducers import Slice
-from protocol.rounds.round_view import Early
 from protocol.rounds.turns import MessageQuota, in_turn
 from tests.node.builders import (
     CLOCK_RULES,
@@ -69,7 +68,7 @@ def opens(core: NodeCore) -> bool:
     for peer in OTHERS:
         hand(core, peer, Voice(peer, HEAD.value).commit(), now_s=0.1)
     core.handle(contributed(5), 0.2)
-    return core.machine.view.opened_s is not None
+    return core.machine.view.times.opened_s is not None
 
 
 def checks(actions) -> list[ev.CheckSeat]:
@@ -121,7 +120,7 @@ def test_proofs_are_checked_one_after_the_other_in_the_order_of_the_round_and_ea
     assert looked_at[0] == asked[0].peer
     others = [voice.peer for voice in asked[1:]]
     assert looked_at[1:] == in_turn(HEAD.value.round + 1, others)
-    assert core.machine.view.proven_seats == set(looked_at[1::2])
+    assert core.machine.view.seats.proven == set(looked_at[1::2])
 
 
 @pytest.mark.parametrize(("is_proved", "is_heard"), [(True, True), (False, False), (None, True)])
@@ -216,7 +215,7 @@ def test_sum_that_comes_before_its_list_counts_and_is_passed_on_once_the_list_is
     said = {
         "list": [Voice(view.closer(0), HEAD.value).say(Kind.LIST, list_body(commits))],
         "votes": [voice.say(Kind.VOTE, Vote(list_digest=digest)) for voice in others],
-        "seals": [voice.say(Kind.SEAL, body, subject=view.before) for voice in others],
+        "seals": [voice.say(Kind.SEAL, body, subject=view.seals.before) for voice in others],
     }[how]
     *before, last = said
     for one in before:
@@ -234,7 +233,7 @@ def told(actions) -> list[SignedMessage]:
 
 def test_word_about_cells_that_are_no_slice_is_not_filed():
     core, liar = open_core(), Voice(LIAR, HEAD.value)
-    stop = core.machine.view.num_cells + 1
+    stop = core.machine.view.cells.num_cells + 1
     digest = blake3(b"list").digest()
     body = Agg(list_digest=digest, first=0, stop=stop, root=digest)
     hand(core, LIAR, liar.say(Kind.AGG, body, subject=slice_subject(digest, 0, stop)))

@@ -61,7 +61,7 @@ def test_no_slot_is_filled_twice_by_a_peer_that_lost_its_disk(seed, cases):
             soup.shake(rng.choice((30, 100, 200)))
             # With two voters the eldest alone may have gone on: finality is as durable as its disk.
             peer = rng.choice(peers)
-            if not soup.lost and all(len(v.electorate) > 2 for v in soup.views(peer)):
+            if not soup.lost and all(len(v.roles.electorate) > 2 for v in soup.views(peer)):
                 soup.restart(peer, is_lost=True)
         soup.shake(300)
         assert not soup.faults

@@ -22,7 +22,7 @@ def test_slices_are_gathered_by_the_first_and_by_those_who_stand_in_for_it(seed)
         for _ in range(4):  # The same view again: what it has worked out before must not stick.
             view.attempt = rng.randrange(4)
             view.suspect(frozenset(peer for peer in peers if rng.random() < 0.4))
-            case = {"attempt": view.attempt, "suspects": view.suspects}
+            case = {"attempt": view.attempt, "suspects": view.peers.suspects}
             expected = [
                 {peer for peer in peers if gathers(piece, peer, **case)} for piece in view.slices
             ]

@@ -120,7 +120,7 @@ def test_signature_that_comes_back_from_others_silences_its_round():
 def test_lock_whose_list_is_lost_silences_its_round():
     silence = Silence()
     locked = view_of(ME, HEAD)
-    locked.lock = (0, bytes(32))
+    locked.own.lock = (0, bytes(32))
     silence.restarted(Restart(chain=(HEAD,)), locked, now_s=0.0)
     for peer in OTHERS:
         silence.status(peer, 5)
@@ -174,16 +174,16 @@ def test_signatures_of_the_round_that_a_fetched_state_leads_to_are_filed_and_it_
     restart = Restart(chain=(HEAD,), messages=(earlier, sealed, own, vote), silent_through=6)
     silence, view = back_at(restart)
     assert not silence.is_on(view)
-    assert view.own_commit == own.digest
+    assert view.own.commit == own.digest
     assert ME in view.ballots.of(Kind.VOTE, 0)
-    assert view.own_seal == sealed.encoded, "its next COMMIT proves that it had that seal"
+    assert view.own.seal == sealed.encoded, "its next COMMIT proves that it had that seal"
 
 
 def test_words_of_others_in_the_log_are_filed_as_theirs():
     theirs = Voice(OTHERS[0], NEXT.value)
     messages = (*signed_in(NEXT), theirs.commit().message, theirs.report(3).message)
     _, view = back_at(Restart(chain=(HEAD,), messages=messages, silent_through=6))
-    assert view.own_commit == messages[0].digest
+    assert view.own.commit == messages[0].digest
     assert view.attempt == 0
     assert set(view.ballots.commits) == {ME, OTHERS[0]}
 

@@ -51,8 +51,8 @@ def standing_on(*names: int) -> tuple[Standing, list[SealCertificate]]:
 
 def test_there_is_a_view_of_every_round_of_the_branch():
     standing, links = standing_on(1, 2)
-    assert standing.base.head == HEAD.value
-    assert standing.top.head == links[-1].value
+    assert standing.base.seals.head == HEAD.value
+    assert standing.top.seals.head == links[-1].value
     assert [view.index for view in standing.views] == [5, 6, 7]
     assert standing.position.final == HEAD.value
     assert standing.position.head == links[-1].value
@@ -66,7 +66,7 @@ def test_confirmed_round_leaves_the_rest_of_the_branch_as_it_is():
     standing.confirm(final)
     assert (standing.final, standing.branch) == (final, links[1:])
     assert standing.top is top
-    assert {view.final for view in standing.views} == {final.value}
+    assert {view.seals.final for view in standing.views} == {final.value}
 
 
 def test_view_of_a_branch_that_was_left_is_there_again_with_what_was_signed():
@@ -185,12 +185,12 @@ def test_provisional_certificate_needs_all_sealers_and_binds_nobody():
     for peer in (A, B, C):
         assert view.ballots.add(entry_of(voices[peer].say(Kind.PVOTE, vote))) == "new"
     assert view.ballots.certified() == ()
-    view.elect(frozenset({A, B}))
+    view.elect_sealers(frozenset({A, B}))
     assert view.ballots.certified() == ((0, digest),)
     assert view.ballots.certificate(0, digest) == ()
-    view.elect(frozenset({A, B, D}))
+    view.elect_sealers(frozenset({A, B, D}))
     assert view.ballots.certified() == ()
-    view.elect(frozenset())
+    view.elect_sealers(frozenset())
     assert view.ballots.certified() == ()
 
 
@@ -204,7 +204,7 @@ def test_pseals_make_nothing_final():
         assert view.ballots.add(entry_of(said)) == "new"
     assert view.ballots.sealed(HEAD.value.digest) is None
     assert view.ballots.psealed(HEAD.value.digest) is None
-    view.elect(frozenset({A, B}))
+    view.elect_sealers(frozenset({A, B}))
     sealed = view.ballots.psealed(HEAD.value.digest)
     assert sealed is not None
     assert sealed[0].value == value.digest
@@ -216,7 +216,7 @@ def test_certificate_of_more_speakers_than_it_has_room_for_has_the_sealers():
     many = peers_named(70)
     sealers = frozenset(many[-3:])
     view = view_of(A, HEAD)
-    view.elect(sealers)
+    view.elect_sealers(sealers)
     value = link(HEAD.value, 1).value
     for peer in many:
         voice = Voice(peer, HEAD.value)
@@ -238,7 +238,7 @@ def test_pseals_of_two_attempts_never_add_up():
         body = voice.seal(value).body
         said = voice.say(Kind.PSEAL, body, attempt, subject=HEAD.value.digest)
         view.ballots.add(entry_of(said))
-    view.elect(frozenset({A, B}))
+    view.elect_sealers(frozenset({A, B}))
     assert view.ballots.psealed(HEAD.value.digest) is None
 
 
@@ -251,7 +251,7 @@ def test_pseals_count_for_the_seal_that_they_stand_on_alone():
         for peer in peers:
             voice = Voice(peer, HEAD.value)
             view.ballots.add(entry_of(voice.say(Kind.PSEAL, voice.seal(value).body, 0, subject)))
-    view.elect(frozenset({A, B}))
+    view.elect_sealers(frozenset({A, B}))
     assert view.ballots.psealed(HEAD.value.digest) is not None
     assert view.ballots.psealed(other) is None
 
@@ -264,7 +264,7 @@ def test_restarted_node_never_votes_in_an_attempt_in_which_it_voted_provisionall
     said = Voice(A, HEAD.value).say(Kind.PVOTE, Vote(list_digest=bytes(32)), 3)
     view = view_of(A, HEAD)
     refill(view, Restart(chain=(HEAD,), messages=(said.message,)), now_s=7.0)
-    assert (view.attempt, view.entered_s) == (4, 7.0)
+    assert (view.attempt, view.times.entered_s) == (4, 7.0)
     again = Voice(A, HEAD.value).say(Kind.VOTE, Vote(list_digest=bytes(32)), 4)
     restart = Restart(chain=(HEAD,), messages=(said.message, again.message))
     view = view_of(A, HEAD)
@@ -278,15 +278,15 @@ def test_what_a_trainer_gave_before_it_began_anew_is_in_no_seal_for_it():
     standing, _ = standing_on(1)
     base, left = standing.views
     base.ballots.add(entry_of(said), is_own=True)
-    base.own_commit = said.message.digest
-    base.contributed(contributed(base.index))
+    base.own.commit = said.message.digest
+    base.take_contribution(contributed(base.index))
     listing = replace(HEAD.value, commits=(said.message.digest,))
     assert base.is_listed_in(listing)
     standing.fall_back()
     standing.resynced()
     assert not base.is_listed_in(listing)
-    assert not left.is_out_of_hand, "nothing of it was committed"
-    base.contributed(contributed(base.index, "another"))
+    assert not left.own.is_out_of_hand, "nothing of it was committed"
+    base.take_contribution(contributed(base.index, "another"))
     assert not base.is_listed_in(listing)
-    base.contributed(contributed(base.index))
+    base.take_contribution(contributed(base.index))
     assert base.is_listed_in(listing), "the same bytes again"

@@ -49,7 +49,7 @@ def test_each_slice_has_another_first_reducer():
 
 
 def test_own_parts_are_pushed_to_the_first_reducers_and_once():
-    mine = view(R0, own_commit=IDS[R0], parts={IDS[R0]: {0, 1, 2}})
+    mine = view(R0, commit=IDS[R0], parts={IDS[R0]: {0, 1, 2}})
     assert list(supply.push_parts(mine)) == [
         Push(R1, Bulk.PART, IDS[R0], (1,)),
         Push(R2, Bulk.PART, IDS[R0], (2,)),
@@ -59,14 +59,14 @@ def test_own_parts_are_pushed_to_the_first_reducers_and_once():
 
 
 def test_commit_from_before_a_restart_is_not_pushed_while_its_parts_are_not_here():
-    mine = view(R0, own_commit=IDS[R0])
+    mine = view(R0, commit=IDS[R0])
     assert not list(supply.push_parts(mine))
-    mine.parts[IDS[R0]] = {0, 1, 2}
+    mine.cells.parts[IDS[R0]] = {0, 1, 2}
     assert len(list(supply.push_parts(mine))) == 2
 
 
 def test_slice_of_a_suspect_is_pushed_to_its_substitute_too():
-    mine = view(R0, own_commit=IDS[R0], parts={IDS[R0]: {0, 1, 2}})
+    mine = view(R0, commit=IDS[R0], parts={IDS[R0]: {0, 1, 2}})
     list(supply.push_parts(mine))
     mine.suspect(frozenset({R1}))
     assert list(supply.push_parts(mine)) == [Push(R2, Bulk.PART, IDS[R0], (1,))]
@@ -76,7 +76,7 @@ def test_slice_of_a_suspect_is_pushed_to_its_substitute_too():
 
 def test_first_reducer_trusts_the_senders_for_half_a_deadline_then_pulls_from_them():
     mine = view(R0)
-    mine.parts[IDS[R0]] = CELLS
+    mine.cells.parts[IDS[R0]] = CELLS
     assert not list(supply.pull_parts(mine, now_s=0.4, deadline_s=1.0))
     found = pulls(supply.pull_parts(mine, now_s=0.5, deadline_s=1.0))
     assert found == {(R1, IDS[R1], (0,)), (R2, IDS[R2], (0,))}
@@ -100,7 +100,7 @@ def test_substitute_takes_its_turn_in_the_attempt_after_a_failed_one():
 def test_part_of_a_vanished_sender_is_pulled_from_a_reducer_that_says_it_has_it():
     heard = [*CERTIFIED, two.have(b"\x07")]
     mine = view(R1, heard, suspects=frozenset({R0}))
-    mine.parts[IDS[R1]] = CELLS
+    mine.cells.parts[IDS[R1]] = CELLS
     found = pulls(supply.pull_parts(mine, now_s=0.0, deadline_s=1.0))
     assert found == {(R2, IDS[R0], (0,)), (R2, IDS[R0], (1,))}
 
@@ -113,12 +113,12 @@ def test_once_a_list_is_certified_only_its_parts_are_pulled():
 
 def test_nothing_is_summed_before_its_list_is_certified_and_every_listed_part_is_here():
     mine = view(R0, [*COMMITS, zero.propose(X), zero.vote(X)])
-    mine.parts.update({digest: {0} for digest in IDS.values()})
+    mine.cells.parts.update({digest: {0} for digest in IDS.values()})
     assert not list(supply.reduce_slices(mine))
     mine = view(R0, CERTIFIED)
-    mine.parts[IDS[R0]] = {0}
+    mine.cells.parts[IDS[R0]] = {0}
     assert not list(supply.reduce_slices(mine))
-    mine.parts[IDS[R1]] = {0}
+    mine.cells.parts[IDS[R1]] = {0}
     (reduce,) = supply.reduce_slices(mine)
     assert isinstance(reduce, Reduce)
     assert (reduce.list_digest, reduce.first, reduce.stop) == (DIGEST_X, 0, 1)
@@ -145,18 +145,18 @@ def test_substitute_pushes_its_result_only_once_who_comes_before_it_is_suspected
 
 def test_result_that_a_substitute_kept_is_pushed_when_the_first_goes():
     mine = view(R1, [*CERTIFIED, summed(one, SLICES[0])], attempt=1)
-    mine.requested.add(("reduce", DIGEST_X, 0, R1))
+    mine.cells.requested.add(("reduce", DIGEST_X, 0, R1))
     assert not any(isinstance(a, Push) for a in supply.reduce_slices(mine))
     mine.suspect(frozenset({R0}))
     assert not any(isinstance(a, Push) for a in supply.reduce_slices(mine)), "lost with a restart"
-    mine.results[DIGEST_X] = {0}
+    mine.cells.results[DIGEST_X] = {0}
     assert Push(R2, Bulk.RESULT, DIGEST_X, (0,)) in list(supply.reduce_slices(mine))
     assert not any(isinstance(a, Push) for a in supply.reduce_slices(mine))
 
 
 def test_member_pulls_a_late_result_from_whoever_announced_it_and_again_elsewhere():
     mine = view(R0, CERTIFIED, certified_s={DIGEST_X: 0.0})
-    mine.results[DIGEST_X] = {0, 2}
+    mine.cells.results[DIGEST_X] = {0, 2}
     assert not list(supply.pull_results(mine, now_s=0.4, deadline_s=1.0))
     sources = []
     for step in range(2, 6):
@@ -170,23 +170,23 @@ def test_member_pulls_a_late_result_from_whoever_announced_it_and_again_elsewher
 def test_results_are_not_asked_for_while_they_come_and_elsewhere_once_they_do_not():
     heard = [*CERTIFIED, summed(one, SLICES[1])]
     mine = view(R0, heard, certified_s={DIGEST_X: 0.0})
-    mine.results[DIGEST_X] = {0, 2}
-    mine.moved(DIGEST_X, R1, 0.4)
+    mine.cells.results[DIGEST_X] = {0, 2}
+    mine.note_movement(DIGEST_X, R1, 0.4)
     assert not list(supply.pull_results(mine, now_s=0.6, deadline_s=1.0)), "it comes unasked"
     (pull,) = pulls(supply.pull_results(mine, now_s=0.7, deadline_s=1.0))
     assert pull == (R1, DIGEST_X, (1,))
     for step in range(10):
-        mine.moved(DIGEST_X, R1, 0.8 + 0.2 * step)
+        mine.note_movement(DIGEST_X, R1, 0.8 + 0.2 * step)
         assert not list(supply.pull_results(mine, now_s=0.9 + 0.2 * step, deadline_s=1.0))
-    mine.moved(DIGEST_X, R2, 2.7)  # Of the same list, but not of whom it was asked.
+    mine.note_movement(DIGEST_X, R2, 2.7)  # Of the same list, but not of whom it was asked.
     assert pulls(supply.pull_results(mine, now_s=2.9, deadline_s=1.0)) == {(R2, DIGEST_X, (1,))}
 
 
 def test_cells_of_a_source_that_is_suspected_are_asked_for_elsewhere_at_once():
     mine = view(R0, [*CERTIFIED, summed(two, SLICES[1])], certified_s={DIGEST_X: 0.0})
-    mine.results[DIGEST_X] = {0, 2}
+    mine.cells.results[DIGEST_X] = {0, 2}
     assert pulls(supply.pull_results(mine, now_s=0.5, deadline_s=1.0)) == {(R2, DIGEST_X, (1,))}
-    mine.moved(DIGEST_X, R2, 0.6)
+    mine.note_movement(DIGEST_X, R2, 0.6)
     mine.suspect(frozenset({R2}))
     assert pulls(supply.pull_results(mine, now_s=0.61, deadline_s=1.0)) == {(R1, DIGEST_X, (1,))}
     assert not list(supply.pull_results(mine, now_s=0.62, deadline_s=1.0))
@@ -194,7 +194,7 @@ def test_cells_of_a_source_that_is_suspected_are_asked_for_elsewhere_at_once():
 
 def test_result_that_died_with_its_reducer_is_asked_for_at_once_of_whoever_sealed():
     mine = view(R0, [*CERTIFIED, summed(one, SLICES[1])], certified_s={DIGEST_X: 0.0})
-    mine.results[DIGEST_X] = {0, 2}
+    mine.cells.results[DIGEST_X] = {0, 2}
     assert not list(supply.pull_results(mine, now_s=0.1, deadline_s=1.0)), "it will be pushed"
     mine.suspect(frozenset({R1}))
     assert not list(supply.pull_results(mine, now_s=0.1, deadline_s=1.0)), "nobody has it yet"
@@ -208,7 +208,7 @@ def test_result_that_died_with_its_reducer_is_asked_for_at_once_of_whoever_seale
 def test_result_whose_reducer_is_there_is_waited_for_though_others_have_sealed():
     sealed = two.seal(final_value())
     mine = view(R0, [*CERTIFIED, summed(one, SLICES[1]), sealed], certified_s={DIGEST_X: 0.0})
-    mine.results[DIGEST_X] = {0, 2}
+    mine.cells.results[DIGEST_X] = {0, 2}
     assert not is_for_us(mine, BallotEntry(sealed.message, sealed.body)), "all are well"
     mine.suspect(frozenset({R2}))
     assert not list(supply.pull_results(mine, now_s=0.1, deadline_s=1.0))
@@ -217,7 +217,7 @@ def test_result_whose_reducer_is_there_is_waited_for_though_others_have_sealed()
 def test_retries_of_the_same_cells_grow_and_are_foretold():
     without = frozenset({"second-call"})
     mine = view(R1, attempt=1, suspects=frozenset({R2}), without=without)
-    mine.parts[IDS[R1]] = mine.parts[IDS[R2]] = CELLS
+    mine.cells.parts[IDS[R1]] = mine.cells.parts[IDS[R2]] = CELLS
     asked_s, now_s = [], 0.0
     while now_s < 12.0:
         if list(supply.pull_parts(mine, now_s=now_s, deadline_s=1.0)):
@@ -230,9 +230,9 @@ def test_retries_of_the_same_cells_grow_and_are_foretold():
 
 def test_part_that_is_coming_or_was_announced_just_now_is_not_asked_for():
     mine = view(R0)
-    mine.parts[IDS[R0]] = CELLS
-    mine.moved(IDS[R1], R1, 0.4)
-    mine.moved(IDS[R2], R1, 0.4)  # Not of whom it is expected.
+    mine.cells.parts[IDS[R0]] = CELLS
+    mine.note_movement(IDS[R1], R1, 0.4)
+    mine.note_movement(IDS[R2], R1, 0.4)  # Not of whom it is expected.
     found = pulls(supply.pull_parts(mine, now_s=0.5, deadline_s=1.0))
     assert found == {(R2, IDS[R2], (0,))}
     found = pulls(supply.pull_parts(mine, now_s=0.9, deadline_s=1.0))
@@ -241,9 +241,9 @@ def test_part_that_is_coming_or_was_announced_just_now_is_not_asked_for():
 
 def test_bytes_of_strangers_and_of_nothing_known_are_not_remembered():
     mine = view(R0)
-    mine.moved(IDS[R1], peer_named("stranger"), 0.4)
-    mine.moved(bytes(32), R1, 0.4)
-    assert mine.moved_s == {}
+    mine.note_movement(IDS[R1], peer_named("stranger"), 0.4)
+    mine.note_movement(bytes(32), R1, 0.4)
+    assert mine.cells.moved_s == {}
 
 
 def test_observer_pulls_no_result_before_the_round_is_final():
@@ -270,19 +270,19 @@ def final_value():
 
 def test_outer_step_waits_for_every_cell_and_is_taken_once():
     mine = view(R0, CERTIFIED)
-    mine.results[DIGEST_X] = {0, 1}
+    mine.cells.results[DIGEST_X] = {0, 1}
     assert not list(supply.apply_results(mine))
-    mine.results[DIGEST_X].add(2)
+    mine.cells.results[DIGEST_X].add(2)
     assert list(supply.apply_results(mine)) == [Apply(DIGEST_X, False)]
     assert not list(supply.apply_results(mine))
 
 
 def test_results_of_a_list_that_is_not_certified_are_not_applied():
     mine = view(R0, [*COMMITS, zero.propose(X), zero.vote(X)])
-    mine.results[DIGEST_X] = set(CELLS)
+    mine.cells.results[DIGEST_X] = set(CELLS)
     assert not list(supply.apply_results(mine))
     final = view(R0, [*COMMITS, zero.seal(final_value()), one.seal(final_value())])
-    final.results[DIGEST_X] = set(CELLS)
+    final.cells.results[DIGEST_X] = set(CELLS)
     # Its cells overtook the LIST: the step would be of a round that nobody can tell.
     assert not list(supply.apply_results(final))
     assert final.ballots.add(zero.propose(X)) == "new"
@@ -299,7 +299,7 @@ def test_certified_empty_list_needs_no_result():
 def lost_view(me, heard, *, suspects=(R0,), **fields):
     """Who sums the slice of R0 when that is gone; R1 pushed its part, R0 had its own."""
     mine = view(me, heard, suspects=frozenset(suspects), **fields)
-    mine.parts[IDS[R1]] = CELLS
+    mine.cells.parts[IDS[R1]] = CELLS
     return mine
 
 
@@ -311,7 +311,7 @@ def test_part_that_died_with_its_only_holders_is_lost_and_no_other():
     assert not supply.has_lost_parts(lost_view(R1, held)), "another reducer has it"
     assert supply.has_lost_parts(lost_view(R2, CERTIFIED)), "also for who does not sum it"
     whole = lost_view(R1, [*CERTIFIED, summed(two, SLICES[2])])
-    whole.parts[IDS[R0]] = {0, 1}
+    whole.cells.parts[IDS[R0]] = {0, 1}
     assert not supply.has_lost_parts(whole), "it is here"
 
 

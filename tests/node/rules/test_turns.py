@@ -123,7 +123,7 @@ def test_order_of_a_round_is_that_of_any_set_of_the_same_peers_and_another_in_th
 def test_members_name_those_whose_turn_is_first_not_those_with_low_ids():
     everybody = peers_named(limits.SEATS_MAX + 40)
     view = builders.view_of(everybody[0], head_of(everybody[:4]))
-    view.proven_seats |= set(everybody)
+    view.seats.proven |= set(everybody)
     seen = Seen(frozenset(), set(), False, Rates())
     body = commit_body(view, builders.contributed(view.index), seen)
     expected = in_turn(view.index, everybody[4:])[: limits.SEATS_MAX]

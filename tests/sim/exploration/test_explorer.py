@@ -184,7 +184,9 @@ class Unreduced(Agreement):
             letters = self.post.of(state.sent)
             unheard = [x for x in letters if view.ballots.find(x.message.digest) is None]
             deeds: list[tuple[Any, ...]] = [("hear", x.number) for x in unheard]
-            deeds += [("result", digest) for digest in certified if view.missing_results(digest)]
+            deeds += [
+                ("result", digest) for digest in certified if view.cells.missing_results(digest)
+            ]
             if view.attempt + 1 < self.scope.attempts:
                 deeds.append(("time-out",))
             if self._closers[view.attempt] == view.me:

@@ -90,12 +90,12 @@ def test_fork_keeps_what_was_one_object_one_object():
 def test_key_looks_past_the_order_of_dicts_and_sets_and_at_nothing_that_is_ignored():
     one = machine_of(peers_named(2)[0], head_of(peers_named(2)))
     other = fork(one)
-    one.view.results |= {b"x": {1, 2}, b"y": set()}
-    other.view.results |= {b"y": set(), b"x": {2, 1}}
+    one.view.cells.results |= {b"x": {1, 2}, b"y": set()}
+    other.view.cells.results |= {b"y": set(), b"x": {2, 1}}
     assert key_of(one, {}) == key_of(other, {})
-    other.view.progress_s = 7.0
+    other.view.times.progress_s = 7.0
     assert key_of(one, {}) != key_of(other, {})
-    ignored = {type(one.view): ("progress_s",)}
+    ignored = {type(one.view.times): ("progress_s",)}
     assert key_of(one, ignored) == key_of(other, ignored)
 
 

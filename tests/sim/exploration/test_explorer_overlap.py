@@ -24,10 +24,10 @@ def own_seal_is_enough():
     def final(machine, now_s):
         yield from shipped(machine, now_s)
         view, beside = machine.standing.base, machine.standing.beside
-        if view.lock is None or beside is None or not beside.ballots.certified_lists():
+        if view.own.lock is None or beside is None or not beside.ballots.certified_lists():
             return
-        own = view.ballots.of(Kind.SEAL, view.lock[0], view.before)[view.me]
-        value = machine._value(view, view.lock[1])
+        own = view.ballots.of(Kind.SEAL, view.own.lock[0], view.seals.before)[view.me]
+        value = machine._value(view, view.own.lock[1])
         yield from machine._adopt(certify(value, (own.message,)), now_s)
 
     return mock.patch.object(RoundMachine, "_final", final)
@@ -38,7 +38,7 @@ def second_round_is_forgotten():
     shipped = protocol.rounds.restart.refill
 
     def refill(view, restart, *, now_s):
-        if not view.is_beside:
+        if not view.seals.is_beside:
             shipped(view, restart, now_s=now_s)
 
     return mock.patch.object(protocol.rounds.round_machine, "refill", refill)

@@ -29,7 +29,7 @@ def _settle_alone(self, view, base, doubted=()):
     if self._heard is None:
         return
     if self._has_forgotten:
-        blocking = rosters.blocking(len(view.electorate), view.trust)
+        blocking = rosters.blocking(len(view.roles.electorate), view.config.trust)
         needed = min(blocking, len(view.other_voters))
         is_there = view.index >= max(self._through, *self._told.values(), 0)
         is_enough = is_there and len(self._heard & view.other_voters) >= needed
@@ -44,7 +44,7 @@ def _listed_whoever_trained(self, value):
     own = self.ballots.commits.get(self.me)
     if own is None or own[0] not in value.commits:
         return False
-    return self.contribution is None or self.contribution.root == own[1].root
+    return self.own.contribution is None or self.own.contribution.root == own[1].root
 
 
 _recall = Silence.recall

@@ -32,7 +32,7 @@ def test_core_sees_only_its_own_clock(seed):
     world = world_of(2, seed=seed, rounds=4)
     fast = world.nodes[A]
     world.finish()
-    seen_s = fast.core.machine.view.started_s
+    seen_s = fast.core.machine.view.times.started_s
     assert seen_s > 1000.0, "a machine's clock does not begin with the world"
     assert fast.clock.world_s(seen_s) <= world.now_s
 

@@ -84,7 +84,7 @@ def test_contributions_are_kept_until_their_round_is_final_and_then_let_go_of(se
             assert {commit.root for *_, commit in commits} >= set(node.store._parts)
             for view, _, digest, commit in commits:
                 kept = {item.index for item in node.store.parts(commit.root, range(99))}
-                assert kept >= set(view.parts.get(digest, ()))
+                assert kept >= set(view.cells.parts.get(digest, ()))
                 most = max(most, len(node.store._parts))
         return all(node.round >= 8 for node in world.nodes.values())
 
@@ -176,7 +176,7 @@ class LosingNode(WatchedNode):
         is_own = (
             isinstance(action, ev.Push)
             and action.bulk is Bulk.PART
-            and action.subject == view.own_commit
+            and action.subject == view.own.commit
         )
         if not (is_own and self.peer == world.loser and view.index == world.lost_round):
             super().act(action)
