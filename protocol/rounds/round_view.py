@@ -270,7 +270,7 @@ class SeatProofs:
 @dataclass(slots=True)
 class RoundLapses:
     """Who kept this node waiting for what it owed (R8). `lapses` writes it, `agreed` of sums,
-    `proposal` the second calls, and RoundMachine late COMMITs."""
+    `proposal` the second calls, and RoundMachine late COMMITs and when HAVEs came."""
 
     lapsed: set[PeerId] = field(default_factory=set)
     """Who kept this node waiting in this round for a HAVE or LIST that it owed."""
@@ -281,7 +281,7 @@ class RoundLapses:
     overdue: set[PeerId] = field(default_factory=set)
     """Whose COMMIT came so late that others may have said HAVE without it."""
     said_s: dict[tuple[int, PeerId], float] = field(default_factory=dict)
-    """When the last HAVE or HOLD of each attempt came here, by its sender. RoundMachine writes it."""
+    """When the last HAVE or HOLD of each attempt came here, by its sender."""
     looked_at: set[tuple[str, int]] = field(default_factory=set)
     """What was looked at in each attempt, and need not be again."""
     ready_s: dict[int, float] = field(default_factory=dict)
