@@ -219,9 +219,11 @@ def closer(roster: Roster, basis: bytes, shard: int, attempt: int) -> PeerId:
 
 
 def provisional_closer(roster: Roster, basis: bytes, attempt: int) -> PeerId:
-    """Who proposes the LIST in this attempt of a provisional round; `roster` is of the final seal.
+    """Who proposes the LIST in this attempt of a provisional round (R4).
 
-    See `protocol.rounds.branches.provisional_closer`.
+    `roster` is of the last final seal: its voters take turns, then its other members, whoever is
+    reachable, so that each attempt has one closer, the same for everybody. An unreachable one costs
+    an attempt.
     """
     electorate = voters(roster)
     order = (*electorate, *(peer for peer in roster.members if peer not in roster.voter_set))

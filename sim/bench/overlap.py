@@ -23,8 +23,7 @@ from node.processes.children import (
 from protocol.errors import StateError
 from protocol.manifest import RunManifest
 from sim.bench.staging import START_S, STUCK_S
-from sim.local.options import LocalOptions
-from sim.local.recipe import found_run
+from sim.local.options import LocalOptions, found_run
 from sim.local.swarm import LocalSwarm, Story
 from sim.processes.events import MethodChosen
 from sim.processes.sitting import Tell, claim_folder, clear_nodes, clock

@@ -17,8 +17,14 @@ from protocol.identity import PeerId, parse_peer_id
 from protocol.manifest import OuterSpec, RunManifest, TimingSpec
 from sim.bench.exactness import Exactness
 from sim.local.local_node import LocalNode
-from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, PEERS_MAX, PEERS_MIN, LocalOptions
-from sim.local.recipe import found_run
+from sim.local.options import (
+    ELEMENTS_MAX,
+    ELEMENTS_MIN,
+    PEERS_MAX,
+    PEERS_MIN,
+    LocalOptions,
+    found_run,
+)
 from sim.local.swarm import LocalSwarm, Story
 from sim.local.verdict import Evidence, SwarmVerdict, judge
 from sim.processes.node_process import NODE_COMMAND, node_name

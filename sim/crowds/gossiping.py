@@ -35,8 +35,8 @@ from protocol.gossiping.machine import Action, Gone, Gossip
 from protocol.gossiping.settings import GossipSettings
 from protocol.identity import PeerId
 from protocol.shared_state.book import Buckets
-from sim.crowds.timeline import Timeline
 from sim.world.quiet import uncollected
+from sim.world.timeline import Timeline
 
 # Nodes that only gossip ---------------------------------------------------------------------------
 

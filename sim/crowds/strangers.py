@@ -44,8 +44,8 @@ from dht.kademlia.records import SignedRecord, StoreVerdict, is_timely, merge
 from dht.kademlia.routing import Contact
 from node.text.shown import json_text
 from protocol.identity import KeyedHashSigner, PeerId
-from sim.crowds.timeline import Timeline
 from sim.world.quiet import hush, uncollected
+from sim.world.timeline import Timeline
 
 START_UNIX_S = 1_800_000_000.0
 REFRESHES_AT_ONCE = 4

@@ -310,8 +310,7 @@ async def _play(
 
 def _write_report(result: DemoResult) -> None:
     # matplotlib takes half a second to load, and only this needs it.
-    from sim.demo.chart import write_chart
-    from sim.demo.page import render_page
+    from sim.demo.chart import render_page, write_chart
 
     folder = result.options.folder
     write_chart(result, folder / PLOT_FILE)

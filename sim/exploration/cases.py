@@ -13,49 +13,13 @@ from typing import Annotated, Any
 import typer
 
 from sim.exploration.agreement import Agreement, AgreementScope, Losses, Supply
-from sim.exploration.branches import BranchBounds, Branches, Convergent, Healing, MeetingOrder
 from sim.exploration.explorer import Bound, Exploration, Model, explore, walk
 from sim.exploration.liars import LiarScope, Lying
 from sim.exploration.omissions import OmissionPlan, Omissions
-from sim.exploration.overlap import Overlap, OverlapBounds
 from sim.exploration.rosters import LeavingModel, Windows, Words
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.running_branches import BranchSpan, RunningBranches
 from sim.exploration.waking import Waking
-
-TWO = partial(BranchBounds, peers=2, voters=2)
-THREE = partial(BranchBounds, peers=3, voters=3, is_partial=False, has_late=False)
-JOINER = partial(BranchBounds, peers=3, voters=2, has_late=False, everybody_seals=True)
-MEETING = THREE(is_partial=True, has_late=True, rounds=1, ahead=3, changes=1, attempts=1)
-
-BRANCHES: dict[str, tuple[type[Branches], BranchBounds]] = {
-    "2 voters, 2 changes of links": (Healing, TWO()),
-    "1 voter and 1 joiner, 3 changes": (Healing, TWO(voters=1, rounds=3, changes=3)),
-    "3 voters, three branches meet in any order": (MeetingOrder, MEETING),
-    "3 voters, all or nobody": (Convergent, THREE(everybody_seals=True, attempts=1)),
-}
-"""Seconds each."""
-
-BRANCHES_LARGE: dict[str, tuple[type[Branches], BranchBounds]] = {
-    "2 voters, 3 changes": (Healing, TWO(changes=3)),
-    "2 voters, 3 changes, 3 attempts": (Convergent, TWO(changes=3, attempts=3)),
-    "2 voters, branches of 3": (Convergent, TWO(rounds=4, ahead=3, changes=1)),
-    "1 voter and 2 joiners": (
-        Convergent,
-        BranchBounds(peers=3, voters=1, rounds=3, ahead=1, is_partial=False),
-    ),
-    "2 voters and 1 joiner": (
-        Convergent,
-        BranchBounds(peers=3, voters=2, ahead=1, is_partial=False),
-    ),
-    "2 voters and 1 joiner, branches of 2": (Convergent, JOINER(rounds=3, attempts=1)),
-    "3 voters, some late or unaware": (
-        Healing,
-        BranchBounds(peers=3, voters=3, rounds=1, ahead=1),
-    ),
-    "4 voters, ties": (Convergent, THREE(peers=4, voters=4, rounds=1, ahead=1, attempts=1)),
-}
-"""Up to a minute each."""
 
 BRISK = partial(BranchSpan, is_brisk=True, rounds=1)
 
@@ -76,6 +40,13 @@ RUNNING_LARGE: dict[str, BranchSpan] = {
     "2 voters, 2 attempts, what is said cut off": BRISK(
         voters=2, attempts=2, cuts=3, is_late=True, is_unanswered=True, every=50
     ),
+    "2 voters, branches of 3": BRISK(voters=2, rounds=3, ahead=3, changes=1, every=100),
+    "2 voters, 3 changes, 3 attempts": BRISK(voters=2, changes=3, attempts=3, every=500),
+    "1 voter, 2 members": BRISK(voters=1, members=2, every=500),
+    "2 voters, 1 member, branches of 2": BRISK(
+        voters=2, members=1, rounds=2, ahead=2, changes=1, every=500
+    ),
+    "4 voters, a change": BRISK(voters=4, changes=1, every=1000),
     "3 voters, a change": BRISK(voters=3, changes=1, every=1000),
     "3 voters, 2 changes": BRISK(voters=3, every=500),
 }
@@ -107,15 +78,6 @@ UNLIKE = BranchSpan(
     every=60,
 )
 """For random walks: what no search gets to the end of."""
-
-OVERLAPS: dict[str, OverlapBounds] = {
-    "2 rounds in flight, 4 rounds": OverlapBounds(rounds=4),
-    "2 rounds in flight, 3 fragments": OverlapBounds(rounds=3, fragments=3),
-    "2 rounds in flight on 1 fragment": OverlapBounds(rounds=4, fragments=1),
-    "1 round in flight": OverlapBounds(rounds=4, lag=1, fragments=1),
-}
-"""Seconds each, for `Overlap`; 5 rounds take a minute."""
-
 
 WALK_DEPTH = 80
 
@@ -403,14 +365,11 @@ def _tables() -> Iterator[tuple[str, Mapping[str, Callable[[], Model[Any]]]]]:
             for voters, sleepers in ((2, 2), (3, 2), (3, 3))
         },
     )
-    branches = {**BRANCHES, **BRANCHES_LARGE}
-    yield "branches", {name: partial(model, at) for name, (model, at) in branches.items()}
     running = {**RUNNING, **RUNNING_LARGE, **RUNNING_IN_FLIGHT}
     yield "running", {name: partial(RunningBranches, span) for name, span in running.items()}
     yield "liars", {name: partial(Lying, scope) for name, scope in LIARS.items()}
     yield "words", WORDS
     yield "omissions", {name: partial(Omissions, plan) for name, plan in OMISSIONS.items()}
-    yield "overlap", {name: partial(Overlap, bounds) for name, bounds in OVERLAPS.items()}
 
 
 WALK_SECONDS = 20.0

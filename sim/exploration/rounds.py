@@ -12,7 +12,7 @@ from protocol.messages import Kind
 from protocol.rounds.round_view import RoundView
 from sim.exploration.explorer import Later
 from sim.exploration.machines import GoodRun, Machines, MachinesState, Moves, holds, parts_due
-from sim.exploration.peers import Deed, MachinePeer, Move, Peers, fork
+from sim.exploration.peers import Deed, Effect, MachinePeer, Move, Peers, fork
 from sim.exploration.table import Letter, Post, Table, toy_config
 
 
@@ -103,6 +103,15 @@ class Rounds(Machines):
                 for label, deeds in self._deeds(state, seat, peer):
                     yield from self._after(state, seat, f"{name} {label}", deeds)
                 yield from self._mishaps(state, seat, name)
+
+    def _wrong_step(self, state: MachinesState, seat: int, effect: Effect) -> str:
+        """S4: one seal names roster, closer and slots of a round, for everybody."""
+        named: dict[int, bytes] = {}
+        for letter in self.post.of(state.sent) if effect.sent else ():
+            slot = letter.message.slot
+            if slot.kind is Kind.COMMIT and named.setdefault(slot.round, slot.basis) != slot.basis:
+                return f"S4: two seals name the roster of round {self._round(slot.round)}"
+        return super()._wrong_step(state, seat, effect)
 
     # What may happen to one peer ----------------------------------------------------------------
 

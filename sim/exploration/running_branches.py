@@ -24,7 +24,6 @@ from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundConfig, RoundView
 from protocol.rounds.standing import ASK_AFTER_S, WAIT_S, Meeting, Reach, _Peer
 from sim.exploration import peers
-from sim.exploration.branches import groups, partitions
 from sim.exploration.explorer import Later
 from sim.exploration.machines import Machines, MachinesState, Moves, holds, parts_due
 from sim.exploration.peers import Deed, Effect, MachinePeer, Move, Peers, key_of
@@ -226,6 +225,9 @@ class BranchPeer(MachinePeer):
             return (
                 "I5: it may make a round final of which it would have no receipts after a restart"
             )
+        view = self.machine.view
+        if view.is_provisional and not view.peers.expected:
+            return "L1: it may seal a round, but nobody in reach may contribute"
         left = len(standing.given_up)
         if len(standing.views) != len(standing.branch) + 1 or left > GIVEN_UP_MAX:
             return f"I7: {len(standing.views)} rounds are kept, and {left} that were left"
@@ -463,6 +465,21 @@ def _wanted(view: RoundView) -> Iterator[bytes]:
 
 
 # The model ----------------------------------------------------------------------------------------
+
+
+def groups(links: tuple[int, ...]) -> list[tuple[int, ...]]:
+    """Who hears whom."""
+    return [tuple(i for i, at in enumerate(links) if at == side) for side in sorted(set(links))]
+
+
+def partitions(num_peers: int, prefix: tuple[int, ...] = ()) -> Iterator[tuple[int, ...]]:
+    """Every way of parting peers into groups that hear each other."""
+    if len(prefix) == num_peers:
+        yield prefix
+        return
+    for side in range(max(prefix, default=-1) + 2):
+        yield from partitions(num_peers, (*prefix, side))
+
 
 _OTHER_KIND = {Kind.VOTE: Kind.PVOTE, Kind.PVOTE: Kind.VOTE}
 

@@ -26,10 +26,9 @@ from protocol.core.node_core import NodeCore
 from protocol.frames import Frame
 from protocol.identity import PeerId, Signer
 from sim.attacks import ATTACKS
-from sim.attacks.alone import TOGETHER, hooks_of, is_carried_out
+from sim.attacks.alone import TOGETHER, Crafting, hooks_of, is_carried_out
 from sim.attacks.flooding import FLOODS, Flood
 from sim.attacks.seam import Vector
-from sim.attacks.together import Crafting
 from sim.attacks.work import STANDS_BY_ITS_WORK
 
 PATIENCE_S, LOOK_S = 2.0, 0.02

@@ -17,8 +17,7 @@ from protocol.identity import PeerId, parse_peer_id
 from protocol.manifest import RunManifest
 from sim.checks.traces import merge_traces
 from sim.local.local_node import BENT_NODE, LocalNode
-from sim.local.options import LocalOptions
-from sim.local.recipe import found_run, local_manifest
+from sim.local.options import LocalOptions, found_run, local_manifest
 from sim.local.report import Result, StoryProgress, print_result, write_report
 from sim.local.swarm import LocalSwarm, ProcessChaos, ProcessFault, Story, StoryFault
 from sim.local.verdict import Evidence, Rechecked, judge, rechecked, weights_of

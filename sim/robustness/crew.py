@@ -1,33 +1,68 @@
 """Many runs on all cores, in processes with one thread each; what was played is kept in a file.
 
+Each process (`python -P -m sim.robustness.crew`) plays runs, one after the other.
+
 A trial that is broken off goes on from there: a line of the file is one run, with a digest of all
 sources that it came from, and counts for nobody else.
 """
 
 import json
+import math
 import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 from blake3 import blake3
 
 import training
 from node.processes.children import child_environment
+from node.processes.interrupts import end_at_once_from_now_on
 from protocol.errors import BarnraiseError, ConfigError
-from sim.robustness.game import Course
-from sim.robustness.player import course_of, line_of_course, line_of_take, take_of
+from sim.robustness.game import Course, LyingStage
 from sim.robustness.trial import Take
 
-_COMMAND = (sys.executable, "-P", "-m", "sim.robustness.player")
+
+def line_of_take(take: Take) -> str:
+    """What a player is told."""
+    return json.dumps(asdict(take), sort_keys=True)
+
+
+def take_of(found: Mapping[str, Any]) -> Take:
+    """The other way round. Raises ConfigError for what is no take."""
+    try:
+        stage = LyingStage(**found["stage"])
+        return Take(stage, str(found["case"]), str(found["rule"]), int(found["seed"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"no take: {error}") from error
+
+
+def line_of_course(course: Course) -> str:
+    """What a player answers; JSON has no infinity, null stands for it."""
+    losses = [loss if math.isfinite(loss) else None for loss in course.losses]
+    return json.dumps(asdict(course) | {"losses": losses})
+
+
+def course_of(found: Mapping[str, Any]) -> Course:
+    """The other way round. Raises ConfigError for what is no course."""
+    try:
+        losses = tuple(math.inf if loss is None else float(loss) for loss in found["losses"])
+        return Course(losses, float(found["kept_direction"]), float(found["triggered"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"no course: {error}") from error
+
+
+_COMMAND = (sys.executable, "-P", "-m", "sim.robustness.crew")
 _SINGLE = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 _OF_SIM = ("attacks", "robustness", "world")
-_NOT_PLAYED = ("commands.py", "crew.py")
-"""Files of `sim/robustness` that change no course."""
+_NOT_PLAYED = ("commands.py",)
+"""What of `sim/robustness` changes no course."""
 
 
 def source_digest() -> str:
@@ -142,3 +177,20 @@ class _Player:
             status = self._process.wait()
             raise ConfigError(f"{take.case}, seed {take.seed}: its process ended with {status}")
         return course_of(json.loads(line))
+
+
+# One player, a process: a line of JSON in, a line of JSON out -------------------------------------
+
+
+def main() -> None:
+    """Play until there is nothing more to read."""
+    # The command itself says what a Ctrl+C means.
+    end_at_once_from_now_on()
+    for line in sys.stdin:
+        course = take_of(json.loads(line)).play()
+        sys.stdout.write(line_of_course(course) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,8 +16,7 @@ from protocol.errors import BarnraiseError
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
 from sim.attacks import ATTACKS
-from sim.attacks.alone import TOGETHER, Lies, hooks_of, lies_of_worlds
-from sim.attacks.together import Accomplice, Conspiracy
+from sim.attacks.alone import TOGETHER, Accomplice, Conspiracy, Lies, hooks_of, lies_of_worlds
 from sim.checks.invariants import ALL, InvariantBroken
 from sim.trials.chaos import WorldChaos
 from sim.trials.expectations import ExpectationBroken, FinalRounds, check_end

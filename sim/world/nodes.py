@@ -25,7 +25,7 @@ from protocol.identity import Ed25519Signer, PeerId
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
 from protocol.rounds.restart import Restart
-from sim.attacks.together import Conspiracy
+from sim.attacks.alone import Conspiracy
 from sim.world.disk import Disk, DiskSpec
 from sim.world.links import Direction, Network
 from sim.world.sharing import Shared

@@ -1,11 +1,13 @@
-"""What happens when: a calendar queue (Brown 1988), for a world has thousands of events under way.
+"""What happens when: the events of worlds in a calendar queue (Brown 1988), of crowds in a heap.
 
-Each day has a list of its own that is put in order when the day comes. A heap of all events
-compares each with a dozen others that it has nothing to do with, once when it is put in and once
-when it is taken out.
+A world has thousands of events under way. Each day has a list of its own that is put in order when
+the day comes. A heap of all events compares each with a dozen others that it has nothing to do
+with, once when it is put in and once when it is taken out.
 """
 
+import random
 from bisect import insort
+from collections.abc import Callable
 from heapq import heappop, heappush
 from math import inf
 
@@ -70,3 +72,40 @@ class CalendarQueue:
         due = self._today[self._next]
         self._next += 1
         return due
+
+
+class Timeline:
+    """Virtual time of a crowd, and one seeded stream of luck per purpose.
+
+    Two things at the same time happen in the order of `later`.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.now_s = 0.0
+        self.num_events = 0
+        self._seed = seed
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[object, ...]]] = []
+        self._sequence = 0
+        self._streams: dict[str, random.Random] = {}
+
+    def later(self, delay_s: float, call: Callable[..., object], *args: object) -> None:
+        """Call it when that much time has passed."""
+        self._sequence += 1
+        heappush(self._heap, (self.now_s + delay_s, self._sequence, call, args))
+
+    def run_until(self, end_s: float, is_done: Callable[[], bool] = lambda: False) -> bool:
+        """Let time pass up to `end_s`; whether `is_done` came true before."""
+        while not is_done():
+            if not self._heap or self._heap[0][0] > end_s:
+                self.now_s = max(self.now_s, end_s)
+                return False
+            self.now_s, _, call, args = heappop(self._heap)
+            self.num_events += 1
+            call(*args)
+        return True
+
+    def stream(self, path: str) -> random.Random:
+        """The luck of one purpose, so that a new node changes no other node's."""
+        if path not in self._streams:
+            self._streams[path] = random.Random(f"{self._seed}/{path}")
+        return self._streams[path]

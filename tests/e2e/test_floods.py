@@ -15,8 +15,7 @@ import pytest
 
 from sim.attacks.flooding import FLOODS
 from sim.local.local_node import LocalNode
-from sim.local.options import LocalOptions
-from sim.local.recipe import found_run
+from sim.local.options import LocalOptions, found_run
 from tests.e2e.swarm import NodeUnderTest, Swarm
 
 pytestmark = [pytest.mark.slow, pytest.mark.net]

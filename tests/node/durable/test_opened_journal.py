@@ -15,8 +15,7 @@ from node.state.stored_manifest import read_signed_manifest, store_manifest
 from node.status.board import EventLog
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest
-from sim.local.options import LocalOptions
-from sim.local.recipe import found_run
+from sim.local.options import LocalOptions, found_run
 from sim.processes.recipe import sign_run, small_manifest
 
 SIGNER = Ed25519Signer(b"r" * 32)

@@ -11,9 +11,8 @@ from node.holdings.shard_store import ShardStore
 from protocol.errors import ConfigError
 from protocol.identity import KeyedHashSigner
 from sim.attacks import ATTACKS, Context
-from sim.attacks.alone import TOGETHER, lies_named, lies_of_nodes
+from sim.attacks.alone import TOGETHER, Accomplice, Conspiracy, lies_named, lies_of_nodes
 from sim.attacks.seam import Attack, Vector
-from sim.attacks.together import Accomplice, Conspiracy
 from sim.attacks.values import Alie
 from sim.local.local_node import LocalNode
 from sim.local.lying_node import SharingLiar

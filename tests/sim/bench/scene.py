@@ -11,8 +11,7 @@ from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate, SealValue
 from sim.bench.staging import bench_manifest
 from sim.bench.trainer import Numbers
-from sim.local.options import LocalOptions
-from sim.local.recipe import local_manifest
+from sim.local.options import LocalOptions, local_manifest
 from tests.node.builders import Voice, head_of, peers_named, roster_of
 from training.models.genesis import genesis_weights
 

@@ -5,9 +5,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from sim.demo.chart import draw_chart, endings, marks, scales, write_chart
+from sim.demo.chart import draw_chart, endings, marks, render_page, scales, write_chart
 from sim.demo.display import result_lines
-from sim.demo.page import render_page
 from sim.demo.result import DemoResult, YardstickResult
 from sim.demo.swarm_view import SwarmView
 from tests.sim.demo.scene import manifest, options, whole_result

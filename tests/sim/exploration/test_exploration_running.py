@@ -145,6 +145,16 @@ MEETING = (
     "B knows ACDE",
     "links become AB|CDE",
 )
+DROPPED = (
+    "links become AB|C",
+    "C knows AB to be out of reach",
+    "links become AC|B",
+    "C has trained",
+    "A meets C",
+    "A hears C",
+)
+"""C went on alone, then with A; the LIST of their round names C alone, the second that does."""
+
 BROKEN = [
     pytest.param(
         looser.slots_without_the_branch,
@@ -175,6 +185,27 @@ BROKEN = [
         ),
         ("R4: a seal is final of which no quorum of voters gave a SEAL", 5),
         id="8, finality by counting",
+    ),
+    pytest.param(
+        looser.locks_of_provisional_seals,
+        BranchSpan(voters=3, rounds=1, changes=1, is_brisk=True, every=1),
+        (),
+        ("L1: the living never seal", 4),
+        id="PSEAL locks",
+    ),
+    pytest.param(
+        looser.barren_heads,
+        BranchSpan(voters=3, rounds=2, ahead=2, changes=4),
+        DROPPED,
+        ("L1: it may seal a round, but nobody in reach may contribute", 4),
+        id="a head that names nobody in reach",
+    ),
+    pytest.param(
+        looser.attempts_that_start_anew,
+        BranchSpan(voters=2, rounds=1, changes=2, is_brisk=True),
+        (),
+        ("R4: a VOTE and a PVOTE of one peer in one attempt", 6),
+        id="an attempt number is used again",
     ),
     pytest.param(
         looser.kinds_share_an_attempt,
@@ -229,7 +260,10 @@ def test_looser_wording_of_branches_is_found_in_running_machines(loosen, span, b
 
 @pytest.mark.extended
 def test_locks_that_have_no_say_when_branches_meet_cost_work_and_no_promise():
-    """10: without a quorum only; with one, nobody follows a branch, and closers take up locks."""
+    """10: without a quorum only; with one, nobody follows a branch, and closers take up locks.
+
+    That the outcome depends on who meets first then is shown in tests/node/rules/test_branches.py.
+    """
     with looser.merge_by_tokens():
         found = explore(RunningBranches(BranchSpan(voters=2, rounds=1, is_brisk=True)), Bound())
     assert (found.outcome, found.violation) == ("exhausted", "")

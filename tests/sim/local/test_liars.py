@@ -24,8 +24,7 @@ from sim.attacks.alone import (
 )
 from sim.attacks.work import Liar
 from sim.local.local_node import LYING_COMMAND, LocalNode
-from sim.local.options import LocalOptions
-from sim.local.recipe import local_manifest
+from sim.local.options import LocalOptions, local_manifest
 from sim.local.verdict import weights_of
 from sim.world.toy_run import toy_run
 from tests.node.builders import peers_named, toy_manifest

@@ -14,8 +14,7 @@ from node.trainers.trainer import Trainer, TrainerConfig, open_trainer
 from protocol.identity import Ed25519Signer
 from protocol.wire import encode
 from sim.local.made_up_trainer import made_up_drift, pace_s
-from sim.local.options import LocalOptions
-from sim.local.recipe import local_manifest
+from sim.local.options import LocalOptions, local_manifest
 from tests.node.edge import FOUNDER_SEED, signed
 from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import Ready, Start

@@ -6,8 +6,14 @@ from rich.console import Console
 from protocol.errors import ConfigError
 from protocol.manifest import ModelSpec
 from sim.local.main import run_local
-from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN, LocalOptions, then_named
-from sim.local.recipe import local_manifest, model_settings
+from sim.local.options import (
+    ELEMENTS_MAX,
+    ELEMENTS_MIN,
+    LocalOptions,
+    local_manifest,
+    model_settings,
+    then_named,
+)
 from sim.processes.node_process import node_name
 from tests.node.builders import peers_named
 from training.methods.stages import make_stages

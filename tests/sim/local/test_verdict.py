@@ -11,8 +11,7 @@ from node.reporting.tracing import Accused, Adopted, Began, Diverged, Ended, Rec
 from node.state.folder import CHECKPOINTS_FOLDER, run_folder
 from node.state.keystore import load_or_create_identity
 from protocol.identity import Ed25519Signer
-from sim.local.options import LocalOptions
-from sim.local.recipe import local_manifest
+from sim.local.options import LocalOptions, local_manifest
 from sim.local.verdict import Evidence, compare_checkpoints, judge, sealed_roots
 from tests.node.builders import head_of, peers_named
 from training.models.genesis import genesis_weights

@@ -20,7 +20,7 @@ from protocol.errors import ConfigError
 from sim import commands
 from sim.attacks import ATTACKS, Attack, Context
 from sim.robustness.commands import Asked, trial_json, trial_table
-from sim.robustness.crew import KeptCourses, play_all
+from sim.robustness.crew import KeptCourses, line_of_take, play_all
 from sim.robustness.game import (
     Draw,
     Learner,
@@ -31,7 +31,6 @@ from sim.robustness.game import (
     rule_named,
     undefended,
 )
-from sim.robustness.player import line_of_take
 from sim.robustness.trial import (
     CALM,
     CASES,
@@ -281,7 +280,7 @@ def test_so_few_rounds_that_nobody_lies_are_refused() -> None:
 @pytest.mark.slow
 def test_player_ends_at_a_ctrl_c_without_a_word() -> None:
     process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "sim.robustness.player"],
+        [sys.executable, "-P", "-m", "sim.robustness.crew"],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
