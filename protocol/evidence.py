@@ -13,7 +13,6 @@ from typing import Annotated
 from blake3 import blake3
 
 from protocol import limits
-from protocol.crdt import Writer
 from protocol.entries import SignedHeader, Version, contradict
 from protocol.entry_kinds import Accusation
 from protocol.errors import DecodeError, ProofError
@@ -26,8 +25,8 @@ from protocol.messages import (
     Verdict,
     decode_body,
 )
-from protocol.slots import FilledSlot, Kind, Peer, Slot, body_digest, segment_subject
-from protocol.wire import Digest, Signature, Size, decode, encode
+from protocol.slots import FilledSlot, Kind, Slot, body_digest, segment_subject
+from protocol.wire import Digest, Peer, Signature, Size, decode, encode
 
 _EVIDENCE_DOMAIN = b"barnraise/evidence/1"
 
@@ -78,7 +77,7 @@ class Evidence:
     version: Version
     run: Digest
     accusation: Accusation
-    subject: Writer
+    subject: Peer
     first: _Finding
     second: _Statement
 

@@ -21,7 +21,6 @@ from protocol.seal_clock import Interval as Interval
 from protocol.seal_clock import SealClock as SealClock
 from protocol.slots import FilledSlot as FilledSlot
 from protocol.slots import Kind as Kind
-from protocol.slots import Peer as Peer
 from protocol.slots import Round as Round
 from protocol.slots import Slot as Slot
 from protocol.slots import body_digest, message_preimage
@@ -29,6 +28,7 @@ from protocol.slots import list_digest as list_digest
 from protocol.slots import segment_subject as segment_subject
 from protocol.slots import slice_subject as slice_subject
 from protocol.wire import Digest, Range, Signature, Size, decode, encode
+from protocol.wire import Peer as Peer
 
 _SEAL_DOMAIN = b"barnraise/seal/1"
 _PAIR = b"\x92"

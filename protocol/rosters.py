@@ -6,8 +6,8 @@ from typing import Annotated
 
 from protocol import limits
 from protocol.identity import PeerId
-from protocol.slots import Peer, Round
-from protocol.wire import Range, Size
+from protocol.slots import Round
+from protocol.wire import Peer, Range, Size
 
 Peers = Annotated[tuple[Peer, ...], Size(0, limits.SEATS_MAX)]
 

@@ -13,14 +13,13 @@ from blake3 import blake3
 
 from protocol import limits
 from protocol.identity import PeerId, Signer
-from protocol.wire import Digest, DigestOrEmpty, Range, Signature, Size, encode
+from protocol.wire import Digest, DigestOrEmpty, Peer, Range, Signature, encode
 
 _SLICE_DOMAIN = b"barnraise/slice/1"
 _SEGMENT_DOMAIN = b"barnraise/segment/1"
 _LIST_DOMAIN = b"barnraise/list/1"
 _MESSAGE_DOMAIN = b"barnraise/message/1"
 
-Peer = Annotated[PeerId, Size(32, 32)]
 Round = Annotated[int, Range(0, limits.ROUNDS_MAX)]
 
 

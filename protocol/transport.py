@@ -9,11 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Protocol
 
 from protocol import limits
-from protocol.identity import PEER_ID_BYTES, PeerId
+from protocol.identity import PeerId
 from protocol.wire import Size
-
-WirePeerId = Annotated[PeerId, Size(PEER_ID_BYTES, PEER_ID_BYTES)]
-"""A peer's id where a message carries it."""
 
 Address = Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)]
 Addresses = Annotated[tuple[Address, ...], Size(0, limits.DHT_ADDRESSES_PER_CONTACT_MAX)]

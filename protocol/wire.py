@@ -28,6 +28,7 @@ from protocol.bounds import Range as Range
 from protocol.bounds import Size as Size
 from protocol.bounds import Spelled as Spelled
 from protocol.errors import DecodeError
+from protocol.identity import PEER_ID_BYTES, SIGNATURE_BYTES, PeerId
 
 T = TypeVar("T")
 INT_MAX = 2**63 - 1
@@ -40,7 +41,10 @@ Digest = Annotated[bytes, Size(DIGEST_BYTES, DIGEST_BYTES)]
 DigestOrEmpty = Annotated[bytes, Size(0, 32)]
 """A digest, or no bytes where there is none; whoever uses it refuses the lengths between."""
 
-Signature = Annotated[bytes, Size(64, 64)]
+Signature = Annotated[bytes, Size(SIGNATURE_BYTES, SIGNATURE_BYTES)]
+
+Peer = Annotated[PeerId, Size(PEER_ID_BYTES, PEER_ID_BYTES)]
+"""A peer's id where a message carries it."""
 Scalar = int | float | str | bool
 
 

@@ -27,6 +27,6 @@ def test_torch_in_an_environment_that_lies_in_the_tree_is_torch(tmp_path: Path) 
     names = [line.partition(" ")[2] for line in lines]
     assert names == [
         BACKWARD,
-        "protocol/rounds/round_machine.py forward",
-        "protocol/rounds/round_machine.py backward",
+        "node/round.py forward",
+        "node/round.py backward",
     ]
