@@ -18,14 +18,18 @@ from protocol.entry_kinds import Accusation
 from protocol.errors import DecodeError, ProofError
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
+    FilledSlot,
+    Kind,
     Outcome,
     Roster,
     SealValue,
     SignedMessage,
+    Slot,
     Verdict,
+    body_digest,
     decode_body,
+    segment_subject,
 )
-from protocol.slots import FilledSlot, Kind, Slot, body_digest, segment_subject
 from protocol.wire import Digest, Peer, Signature, Size, decode, encode
 
 _EVIDENCE_DOMAIN = b"barnraise/evidence/1"

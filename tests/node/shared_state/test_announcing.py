@@ -2,18 +2,18 @@
 
 from dataclasses import replace
 
-from node.peers.told import all_told
+from node.peers.entry_exchange import all_told
 from protocol.entries import decode_entry
 from protocol.entry_kinds import RULES, EntryKind, HasCheckpoint, Identity, Presence, Reading
 from protocol.identity import PeerId
-from protocol.shared_state.announcing import (
+from protocol.shared_state.book import SharedState
+from protocol.shared_state.entry_gossip import (
     AGAIN_S,
     CHECKPOINT_S,
     Announcing,
     KeptCheckpoint,
     NodeReading,
 )
-from protocol.shared_state.book import SharedState
 from tests.node.shared_state.scene import RUN, WALL_S, all_ids, signer
 
 ME = signer(9)

@@ -3,11 +3,11 @@
 import random
 from dataclasses import replace
 
-from node.peers.told import all_told
+from node.peers.entry_exchange import all_told
 from node.status.records import PeerReport
 from protocol.entry_kinds import EntryKind, Presence
-from protocol.shared_state.announcing import TELLERS_MAX
 from protocol.shared_state.book import SharedState
+from protocol.shared_state.entry_gossip import TELLERS_MAX
 from protocol.wire import encode
 from tests.node.shared_state.scene import RUN, WALL_S, make_entry, signer
 from tests.node.shared_state.test_announcing import SEATED, Scene
@@ -59,7 +59,7 @@ def test_unseated_node_of_a_large_swarm_says_nothing(monkeypatch):
             scene.book.offer(
                 encode(make_entry(writer, EntryKind.IDENTITY)), wall_s=WALL_S, now_s=0.0
             )
-        monkeypatch.setattr("protocol.shared_state.announcing.TELLERS_MAX", 10)
+        monkeypatch.setattr("protocol.shared_state.entry_gossip.TELLERS_MAX", 10)
         assert scene.due(unseated, 1.0) == expected
         assert EntryKind.IDENTITY in scene.due(SEATED, 20.0) or expected
     assert TELLERS_MAX >= 4 * 64
