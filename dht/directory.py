@@ -26,7 +26,7 @@ from dht.kademlia.searching import Pinger, Searcher
 from dht.reaching.addresses import PrivateAddresses, told_in_records
 from dht.reaching.dials import DialMemory
 from protocol import limits
-from protocol.clock import WallClock
+from protocol.hybrid_clock import WallClock
 from protocol.identity import PeerId, Signer, short_id
 from protocol.transport import Transport
 

@@ -38,7 +38,6 @@ def main() -> None:
             credit,
             founding,
             looking,
-            methods,
             using,
         )
         from node.commands.app import EXIT_INTERRUPTED, app, exit_status

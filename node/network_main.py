@@ -29,9 +29,8 @@ from node.reporting.logs import start_logging
 from node.reporting.trace_file import tracing
 from node.state.config import DEVICE_DEFAULT, LISTEN_DEFAULT, SECURITIES, NodeConfig
 from node.state.folder import MANIFEST_FILE, run_folder
-from node.state.keystore import has_identity, load_or_create_identity
+from node.state.keystore import check_private, has_identity, load_or_create_identity, read_psk
 from node.state.lock import locked_state
-from node.state.psk import check_private, read_psk
 from node.state.stored_manifest import make_run_folder, read_signed_manifest
 from node.status.board import EventLog, StatusBoard
 from node.trainers.attached_trainer import Attachment, attachment

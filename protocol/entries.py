@@ -20,12 +20,11 @@ from typing import Annotated
 from blake3 import blake3
 
 from protocol import limits
-from protocol.crdt import Writer
 from protocol.entry_kinds import RULES, EntryBody, EntryKind
 from protocol.errors import DecodeError, LimitError
 from protocol.hybrid_clock import COUNTER_BITS, WireStamp, stamp_s
 from protocol.identity import SIGNATURE_BYTES, Signer
-from protocol.wire import Digest, DigestOrEmpty, OneOf, Range, Signature, Size, decode, encode
+from protocol.wire import Digest, DigestOrEmpty, OneOf, Peer, Range, Signature, Size, decode, encode
 
 _ENTRY_DOMAIN = b"barnraise/entry/1"
 
@@ -69,7 +68,7 @@ class EntryHeader:
     run: Digest
     kind: EntryKind
     key: EntryKey
-    writer: Writer
+    writer: Peer
     era: Era
     sequence: Sequence
     stamp: WireStamp
@@ -112,7 +111,7 @@ class Entry:
     run: Digest
     kind: EntryKind
     key: EntryKey
-    writer: Writer
+    writer: Peer
     era: Era
     sequence: Sequence
     stamp: WireStamp

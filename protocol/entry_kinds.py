@@ -5,18 +5,20 @@ meet in one place, and the last entry of a writer under a key is the one that co
 of others (evidence) proves itself or is only a hint. Seals and contribution receipts are no
 entries: seals are certified, and receipts follow from them.
 
-| kind | key | says | merged as |
-|---|---|---|---|
-| IDENTITY | | what the machine is, where it is reached | last per writer |
-| PRESENCE | | alive, in this round | last per writer |
-| LEAVE | | gone: IDENTITY and PRESENCE up to here are void | removal wins |
-| EVIDENCE | digest of the proof | this node serves a proof against a peer | grow-only set |
-| CHECKPOINT | root of the state | this node serves it | add-wins set of providers |
-| DATA | digest of the content | this node serves it | add-wins set of providers |
-| METRICS | | numbers to look at; nothing decides by them | last per writer |
-| INVITATION | key of the token | issued by this writer, or revoked for good | two-phase set |
-| NOTE | | a line of text, or removals of such | add-wins set |
-| ADMISSION | digest of token and bearer | a peer was let in by a token | grow-only set |
+Under each key the highest sequence of a writer stands; a revoked INVITATION stands for good.
+
+| kind | key | says |
+|---|---|---|
+| IDENTITY | | what the machine is, where it is reached |
+| PRESENCE | | alive, in this round |
+| LEAVE | | gone: IDENTITY and PRESENCE up to here are void |
+| EVIDENCE | digest of the proof | this node serves a proof against a peer |
+| CHECKPOINT | root of the state | this node serves it |
+| DATA | digest of the content | this node serves it |
+| METRICS | | numbers to look at; nothing decides by them |
+| INVITATION | key of the token | issued by this writer, or revoked for good |
+| NOTE | | a line of text, or removals of such |
+| ADMISSION | digest of token and bearer | a peer was let in by a token |
 """
 
 from dataclasses import dataclass
@@ -24,12 +26,9 @@ from enum import IntEnum
 from typing import Annotated
 
 from protocol import limits
-from protocol.identity import PEER_ID_BYTES, PeerId
 from protocol.invitations import USES_MAX, Admission, Role
-from protocol.or_set import Dot
-from protocol.wire import Digest, Range, Size, Spelled
+from protocol.wire import Digest, Peer, Range, Size, Spelled
 
-_PEER = Size(PEER_ID_BYTES, PEER_ID_BYTES)
 Words = Annotated[str, Size(0, 64)]
 
 MINUTE_S = 60.0
@@ -113,7 +112,7 @@ class Accused:
     A claim and no more, until whoever fetched the proof has checked it.
     """
 
-    subject: Annotated[PeerId, _PEER]
+    subject: Peer
     accusation: Accusation
     proof_bytes: Annotated[int, Range(1, limits.EVIDENCE_PROOF_BYTES_MAX)]
 
@@ -175,12 +174,19 @@ class Invitation:
     not_after_unix_s: Annotated[int, Range(0, 2**40)]
 
 
+@dataclass(frozen=True, slots=True, order=True)
+class Dot:
+    """One note: its writer, and its sequence in that writer's chain."""
+
+    writer: Peer
+    number: Annotated[int, Range(1, 2**62)]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """NOTE: a line for the others, under a key of the writer's choice, or none.
 
-    Its dot is its writer and sequence; `removes` are the dots of the notes that it takes away,
-    whoever wrote them.
+    `removes` are the dots of the notes that it takes away, whoever wrote them.
     """
 
     text: Annotated[str, Size(0, 400)]

@@ -18,7 +18,7 @@ from protocol.messages import Body, Commit, SealCertificate, SignedMessage
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkDone:
-    """What a trainer keeps of a round, as `protocol.audits.Work` says it."""
+    """What a trainer keeps of a round, as `protocol.messages.Work` says it."""
 
     trace: tuple[bytes, ...]
     before: bytes

@@ -13,21 +13,24 @@ from typing import Annotated
 from blake3 import blake3
 
 from protocol import limits
-from protocol.crdt import Writer
 from protocol.entries import SignedHeader, Version, contradict
 from protocol.entry_kinds import Accusation
 from protocol.errors import DecodeError, ProofError
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
+    FilledSlot,
+    Kind,
     Outcome,
     Roster,
     SealValue,
     SignedMessage,
+    Slot,
     Verdict,
+    body_digest,
     decode_body,
+    segment_subject,
 )
-from protocol.slots import FilledSlot, Kind, Peer, Slot, body_digest, segment_subject
-from protocol.wire import Digest, Signature, Size, decode, encode
+from protocol.wire import Digest, Peer, Signature, Size, decode, encode
 
 _EVIDENCE_DOMAIN = b"barnraise/evidence/1"
 
@@ -78,7 +81,7 @@ class Evidence:
     version: Version
     run: Digest
     accusation: Accusation
-    subject: Writer
+    subject: Peer
     first: _Finding
     second: _Statement
 

@@ -322,3 +322,19 @@ def cell_root(payload: bytes | memoryview) -> bytes:
     # Under a key no cell is a node of another tree. In one piece it costs three fifths of what
     # leaves do that each begin with a byte of ours: those fill no whole number of lanes.
     return blake3(memoryview(payload).cast("B"), key=CELL_KEY).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class CellSizes:
+    """Bytes of each cell of a state, and for each fragment of each cell of a round's result."""
+
+    state: tuple[int, ...]
+    result: tuple[tuple[int, ...], ...]
+
+    def result_of(self, round_index: int) -> tuple[int, ...]:
+        """Of each cell of that round's result."""
+        return self.result[round_index % len(self.result)]
+
+
+NO_CELLS = CellSizes(state=(), result=((),))
+"""Of a machine that never catches up."""

@@ -6,6 +6,7 @@ whatever the wall clock does; between writers they only break ties. Source: Kulk
 Madappa, Avva and Leone, "Logical Physical Clocks", 2014.
 """
 
+from collections.abc import Callable
 from typing import Annotated, NewType
 
 from protocol.wire import INT_MAX, Range
@@ -62,3 +63,7 @@ class HybridClock:
             return False
         self.last = Stamp(max(self.last, stamp))
         return True
+
+
+WallClock = Callable[[], float]
+"""Unix seconds. Injected wherever a record expires, so that the simulator owns it."""

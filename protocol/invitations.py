@@ -14,9 +14,9 @@ from typing import Annotated
 from blake3 import blake3
 
 from protocol.errors import ProofError
-from protocol.identity import PEER_ID_BYTES, SIGNATURE_BYTES, Ed25519Signer, PeerId, Signer
+from protocol.identity import SIGNATURE_BYTES, Ed25519Signer, PeerId, Signer
 from protocol.manifest import RunManifest
-from protocol.wire import Digest, Range, Signature, Size, decode, encode
+from protocol.wire import Digest, Peer, Range, Signature, Size, decode, encode
 
 USES_MAX = 1024
 DELEGATIONS_MAX = 2
@@ -25,8 +25,6 @@ CREDENTIAL_BYTES_MAX = 1280
 
 _TOKEN_DOMAIN = b"barnraise/token/1"
 _ADMISSION_DOMAIN = b"barnraise/admission/1"
-_Peer = Annotated[PeerId, Size(PEER_ID_BYTES, PEER_ID_BYTES)]
-TokenKey = Annotated[PeerId, Size(PEER_ID_BYTES, PEER_ID_BYTES)]
 """The public half of a token's key pair, which names the token."""
 
 
@@ -46,8 +44,8 @@ class Token:
     """
 
     run: Digest
-    issuer: _Peer
-    key: TokenKey
+    issuer: Peer
+    key: Peer
     role: Role
     uses: Annotated[int, Range(1, USES_MAX)]
     delegations: Annotated[int, Range(0, DELEGATIONS_MAX)]
@@ -65,7 +63,7 @@ class Admission:
     """A token in the hands of one peer: `signature` is by the token's own key."""
 
     token: Token
-    bearer: _Peer
+    bearer: Peer
     signature: Signature
 
     @property

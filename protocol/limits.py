@@ -179,10 +179,6 @@ DHT_STREAMS_MAX = 512
 ENTRY_BYTES_MAX = 16 * KIB
 """One entry of the replicated state, or one piece of evidence: three fit a control frame."""
 
-CRDT_VALUE_BYTES_MAX = 2 * KIB
-CRDT_ITEMS_MAX = 65_536
-"""Items of one replicated set or map: 256 live entries of 256 writers."""
-
 ENTRY_BODY_BYTES_MAX = ENTRY_BYTES_MAX - 512
 """An entry's other fields take at most 305 bytes."""
 

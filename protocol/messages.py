@@ -1,6 +1,7 @@
-"""The signed messages of a round, and the seal that they end in."""
+"""The signed messages of a round with their slots, and the seal that they end in."""
 
 from dataclasses import dataclass
+from enum import IntEnum
 from functools import cached_property, lru_cache
 from typing import Annotated, cast
 
@@ -8,27 +9,300 @@ import msgpack
 from blake3 import blake3
 
 from protocol import limits
-from protocol.audits import Outcome as Outcome
-from protocol.audits import Retract as Retract
-from protocol.audits import Verdict as Verdict
-from protocol.audits import Work as Work
 from protocol.errors import DecodeError
-from protocol.identity import Signer
-from protocol.rosters import Peers as Peers
-from protocol.rosters import Roster as Roster
-from protocol.rosters import SeatRecord as SeatRecord
-from protocol.seal_clock import Interval as Interval
-from protocol.seal_clock import SealClock as SealClock
-from protocol.slots import FilledSlot as FilledSlot
-from protocol.slots import Kind as Kind
-from protocol.slots import Peer as Peer
-from protocol.slots import Round as Round
-from protocol.slots import Slot as Slot
-from protocol.slots import body_digest, message_preimage
-from protocol.slots import list_digest as list_digest
-from protocol.slots import segment_subject as segment_subject
-from protocol.slots import slice_subject as slice_subject
-from protocol.wire import Digest, Range, Signature, Size, decode, encode
+from protocol.identity import PeerId, Signer
+from protocol.wire import Digest, DigestOrEmpty, Range, Signature, Size, decode, encode
+from protocol.wire import Peer as Peer
+
+# Slots --------------------------------------------------------------------------------------------
+#
+# Two different messages of one sender in one slot convict it (R2). `Slot.subject` is what the place
+# belongs to besides the attempt: for SEAL the seal before, for GRAM and AGG the LIST and the slice,
+# which is why they survive a new attempt.
+
+_SLICE_DOMAIN = b"barnraise/slice/1"
+_SEGMENT_DOMAIN = b"barnraise/segment/1"
+_LIST_DOMAIN = b"barnraise/list/1"
+_MESSAGE_DOMAIN = b"barnraise/message/1"
+
+Round = Annotated[int, Range(0, limits.ROUNDS_MAX)]
+
+
+class Kind(IntEnum):
+    """What a signed message says. The numbers are the wire's; 13 and 15 belong to open runs."""
+
+    SEAT = 1
+    COMMIT = 2
+    HAVE = 3
+    LIST = 4
+    VOTE = 5
+    GRAM = 6
+    AGG = 7
+    SEAL = 8
+    NEWATTEMPT = 9
+    LEAVE = 10
+    PVOTE = 11
+    PSEAL = 12
+    VERDICT = 13
+    RETRACT = 15
+    HOLD = 16
+
+
+_WITHOUT_ATTEMPT = frozenset(
+    {Kind.SEAT, Kind.COMMIT, Kind.GRAM, Kind.AGG, Kind.LEAVE, Kind.VERDICT, Kind.RETRACT}
+)
+_WITH_SUBJECT = frozenset({Kind.GRAM, Kind.AGG, Kind.SEAL, Kind.PSEAL, Kind.VERDICT})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slot:
+    """A signature's place.
+
+    `basis` is the digest of the seal that named the roster. `attempt` is 0 for kinds that do not
+    belong to one: SEAT, COMMIT, GRAM, AGG, LEAVE, VERDICT, RETRACT. `subject` is empty for all but
+    GRAM, AGG, SEAL, PSEAL and VERDICT. Other values are refused: they would be second places for
+    one statement, in which its sender could contradict itself unconvicted.
+    """
+
+    run: Digest
+    shard: Annotated[int, Range(0, limits.SHARDS_MAX)]
+    round: Round
+    basis: Digest
+    attempt: Annotated[int, Range(0, limits.ATTEMPTS_MAX)]
+    kind: Kind
+    subject: DigestOrEmpty = b""
+
+    def __post_init__(self) -> None:
+        if self.attempt and self.kind in _WITHOUT_ATTEMPT:
+            raise ValueError(f"{self.kind.name} belongs to no attempt")
+        expected = 32 if self.kind in _WITH_SUBJECT else 0
+        if len(self.subject) != expected:
+            raise ValueError(f"the subject of {self.kind.name} has {expected} bytes")
+
+
+def slice_subject(digest: bytes, first: int, stop: int) -> bytes:
+    """The slot subject of GRAM and AGG: one LIST, one slice."""
+    return blake3(
+        _SLICE_DOMAIN + digest + first.to_bytes(4, "big") + stop.to_bytes(4, "big")
+    ).digest()
+
+
+def segment_subject(commit: bytes, segment: int) -> bytes:
+    """The slot subject of VERDICT: one COMMIT, one segment of its work."""
+    return blake3(_SEGMENT_DOMAIN + commit + segment.to_bytes(4, "big")).digest()
+
+
+def list_digest(
+    basis: bytes,
+    shard: int,
+    round_index: int,
+    commits: tuple[bytes, ...],
+    drifts: tuple[bytes, ...],
+) -> bytes:
+    """Names a LIST by what it lists, never by who proposed it in which attempt."""
+    head = basis + shard.to_bytes(4, "big") + round_index.to_bytes(8, "big")
+    counts = len(commits).to_bytes(4, "big") + len(drifts).to_bytes(4, "big")
+    return blake3(_LIST_DOMAIN + head + counts + b"".join(commits) + b"".join(drifts)).digest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilledSlot:
+    """What a signed message proves without its body: who filled which slot, and with what.
+
+    `body` is the digest of the encoded body. A COMMIT has up to 40 KiB, this some 300 bytes.
+    """
+
+    slot: Slot
+    sender: Peer
+    body: Digest
+    signature: Signature
+
+    @property
+    def digest(self) -> bytes:
+        """Names the message."""
+        return blake3(message_preimage(self.slot, self.sender, self.body)).digest()
+
+    def is_signed(self, signer: Signer) -> bool:
+        """Whether the sender signed it."""
+        preimage = message_preimage(self.slot, self.sender, self.body)
+        return signer.verify(self.sender, preimage, self.signature)
+
+
+def body_digest(body: bytes) -> bytes:
+    """What a message's signature covers of its encoded body."""
+    return blake3(body).digest()
+
+
+def message_preimage(slot: Slot, sender: PeerId, body: bytes) -> bytes:
+    """What the signature of a message is over, and its digest of; `body` is the body's digest."""
+    head = encode(slot)
+    return _MESSAGE_DOMAIN + len(head).to_bytes(4, "big") + head + sender + body
+
+
+# Rosters ------------------------------------------------------------------------------------------
+#
+# Who takes part: the seats that a seal names.
+
+Peers = Annotated[tuple[Peer, ...], Size(0, limits.SEATS_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SeatRecord:
+    """One seat of a roster.
+
+    `voter_since` is the round from which the member votes, 0 for the founder, -1 for a member that
+    does not vote. `proved` is the last round in which its SEAL was shown, by its own listed COMMIT
+    or, of a voter, by the listed words of others, -1 before the first. `absent` counts the rounds
+    in a row of which too few saw its COMMIT. `reached` says whether most others have a link with
+    it, `rate` is the level of the rate at which they get bytes from it, the median of theirs, 0
+    while nobody has measured it (R8). `earned` counts the sealed rounds that took a newcomer
+    towards its full weight (`protocol.rounds.ramp`). Until the round `set_back_until` it comes last
+    among reducers and closers, for the `set_backs`-th time in a row, because it kept others waiting
+    for what it owed (R8).
+    """
+
+    peer: Peer
+    seated: Round
+    voter_since: Annotated[int, Range(-1, limits.ROUNDS_MAX)]
+    proved: Annotated[int, Range(-1, limits.ROUNDS_MAX)]
+    absent: Annotated[int, Range(0, limits.ROUNDS_MAX)]
+    reached: bool = True
+    rate: Annotated[int, Range(0, limits.RATE_LEVEL_MAX)] = 0
+    earned: Annotated[int, Range(0, 2 * limits.RAMP_ROUNDS_MAX)] = 0
+    set_backs: Annotated[int, Range(0, limits.SET_BACKS_MAX)] = 0
+    set_back_until: Round = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roster:
+    """Who takes part in the rounds that a seal names: seats by ascending peer id.
+
+    `window` holds the last non-empty rounds, at most SEAL_WINDOW of them, oldest first; `banned`
+    the last of those who lost their seats to evidence, in that order: they get none again.
+    """
+
+    seats: Annotated[tuple[SeatRecord, ...], Size(1, limits.SEATS_MAX)]
+    window: Annotated[tuple[Round, ...], Size(0, limits.SEAL_WINDOW)]
+    banned: Peers = ()
+
+    def __post_init__(self) -> None:
+        peers = [seat.peer for seat in self.seats]
+        if peers != sorted(set(peers)):
+            raise ValueError("seats must be sorted by peer id, each once")
+
+    @cached_property
+    def members(self) -> tuple[PeerId, ...]:
+        """All seated peers, ascending."""
+        return tuple(seat.peer for seat in self.seats)
+
+    @cached_property
+    def member_set(self) -> frozenset[PeerId]:
+        """All seated peers."""
+        return frozenset(self.members)
+
+    @cached_property
+    def voters(self) -> tuple[PeerId, ...]:
+        """The voting members, ascending."""
+        return tuple(seat.peer for seat in self.seats if seat.voter_since >= 0)
+
+    @cached_property
+    def voter_set(self) -> frozenset[PeerId]:
+        """The voting members."""
+        return frozenset(self.voters)
+
+
+# Clock of a run -----------------------------------------------------------------------------------
+#
+# As each seal says it: steps, tokens, and the samples leased so far.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """Samples [first, stop) of the corpus's keyed permutation."""
+
+    first: Annotated[int, Range(0, 2**62)]
+    stop: Annotated[int, Range(0, 2**62)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SealClock:
+    """The clock of the run (R9): functions of it are equal on every peer.
+
+    `step` sums the token-weighted median H of every round; `cursor` is the first sample never
+    leased; `unused` are leased samples that came back. `ends_run` marks the last seal of the run.
+    """
+
+    step: Annotated[int, Range(0, 2**53)]
+    tokens: Annotated[int, Range(0, 2**62)]
+    cursor: Annotated[int, Range(0, 2**62)]
+    unused: Annotated[tuple[Interval, ...], Size(0, limits.LEASE_INTERVALS_MAX)]
+    ends_run: bool
+
+    def __post_init__(self) -> None:
+        bounds = [bound for gap in self.unused for bound in (gap.first, gap.stop)]
+        if bounds != sorted(set(bounds)):
+            raise ValueError("unused intervals must ascend, none empty, none touching the next")
+
+
+# Audits -------------------------------------------------------------------------------------------
+#
+# What a contribution says of the work behind it, and what others say who ran it again (R10).
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What audits run again (R10): the inner state as a hash chain, through a round and across
+    rounds.
+
+    `onion` is the sender's layer for this round, `device` its class (`protocol.auditing`): equal
+    classes compute equal bits. `trace` has the roots of the states at the ends of all
+    segments, the one that training began with first. `before` and `after` are roots of what goes
+    from round to round beside weights and residual: the moments, EMPTY_ROOT of none.
+    """
+
+    onion: Digest
+    device: Annotated[str, Size(1, 64)]
+    trace: Annotated[tuple[Digest, ...], Size(2, limits.SEGMENTS_MAX + 1)]
+    before: Digest
+    after: Digest
+
+
+class Outcome(IntEnum):
+    """What came of an audit. The numbers are the wire's."""
+
+    RIGHT = 1
+    WRONG = 2
+    UNOPENED = 3
+    """Nobody served the state that the segment begins with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """VERDICT: the sender ran a segment of a listed COMMIT's work again (R10).
+
+    Segments count from 0; behind those of training comes the encoding. `found` names the end to
+    which that led, so that equal words are of machines that found the same; empty if UNOPENED.
+    """
+
+    commit: Digest
+    segment: Annotated[int, Range(0, limits.SEGMENTS_MAX)]
+    outcome: Outcome
+    found: DigestOrEmpty
+
+    def __post_init__(self) -> None:
+        if len(self.found) != (0 if self.outcome is Outcome.UNOPENED else 32):
+            raise ValueError(f"{self.outcome.name} with an end of {len(self.found)} bytes")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retract:
+    """RETRACT: the sender takes back what it contributed to this round, which it cannot show or
+    knows to be wrong. It costs the seat; two within RETRACT_ROUNDS convict."""
+
+    commit: Digest
+
+
+# Signed messages ----------------------------------------------------------------------------------
 
 _SEAL_DOMAIN = b"barnraise/seal/1"
 _PAIR = b"\x92"

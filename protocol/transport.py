@@ -5,15 +5,13 @@ and memory behave alike. Implementations: `dht.transport.libp2p_transport`, the 
 transport.
 """
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import Annotated, Protocol
 
 from protocol import limits
-from protocol.identity import PEER_ID_BYTES, PeerId
+from protocol.identity import PeerId
 from protocol.wire import Size
-
-WirePeerId = Annotated[PeerId, Size(PEER_ID_BYTES, PEER_ID_BYTES)]
-"""A peer's id where a message carries it."""
 
 Address = Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)]
 Addresses = Annotated[tuple[Address, ...], Size(0, limits.DHT_ADDRESSES_PER_CONTACT_MAX)]
@@ -141,3 +139,14 @@ class Transport(Protocol):
     def traffic(self) -> tuple[int, int]:
         """Payload bytes (sent, received) over all streams since the start."""
         ...
+
+
+def taken(waiting: deque[memoryview], num_bytes: int) -> Iterator[memoryview]:
+    """The first `num_bytes` bytes of those that wait, no fewer than so many, part by part."""
+    while num_bytes:
+        part = waiting.popleft()
+        if len(part) > num_bytes:
+            waiting.appendleft(part[num_bytes:])
+            part = part[:num_bytes]
+        num_bytes -= len(part)
+        yield part

@@ -1,7 +1,7 @@
 """Strict, canonical msgpack for frozen dataclasses.
 
 A dataclass travels as the array of its fields in order; a last one that came later and is at its
-default is left out (`protocol.bounds.LEFT_OUT`). One value has one encoding: what decodes
+default is left out (`LEFT_OUT`). One value has one encoding: what decodes
 must encode to the same bytes again, so a digest over bytes is a digest over the value. Unknown or
 missing fields, wrong types, non-finite floats and everything over a limit are DecodeErrors.
 
@@ -11,23 +11,74 @@ measured before an item of it is read. So bytes never decide how deep we go or w
 
 import dataclasses
 import math
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from functools import cache
+from functools import cache, cached_property
+from types import MappingProxyType
 from typing import Annotated, Any, NewType, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgpack
 
 from protocol import limits
-from protocol.bounds import LEFT_OUT
-from protocol.bounds import OneOf as OneOf
-from protocol.bounds import Range as Range
-from protocol.bounds import Size as Size
-from protocol.bounds import Spelled as Spelled
 from protocol.errors import DecodeError
+from protocol.identity import PEER_ID_BYTES, SIGNATURE_BYTES, PeerId
+
+# Bounds -------------------------------------------------------------------------------------------
+#
+# What fields of wire types are annotated with: their bounds, and what may be left out.
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """Annotation: fewest and most bytes (of a text, its UTF-8 bytes) or items."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """Annotation of a text that is a name: made of these characters alone, and of so many.
+
+    `characters` is what stands between the brackets of a regular expression, all of it ASCII. So a
+    name that a stranger chose is one harmless word wherever it is shown.
+    """
+
+    characters: str
+    low: int
+    high: int
+
+    @cached_property
+    def pattern(self) -> re.Pattern[str]:
+        """What matches the whole name."""
+        return re.compile(f"[{self.characters}]{{{self.low},{self.high}}}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Annotation: smallest and largest number."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Annotation: the closed set of strings or numbers."""
+
+    values: tuple[str | int, ...]
+
+
+LEFT_OUT: Mapping[str, bool] = MappingProxyType({"is_left_out": True})
+"""Metadata of a last field that came later: it travels only where it differs from its default, so
+that values from before have the bytes that they had."""
+
+
+# Encoding -----------------------------------------------------------------------------------------
 
 T = TypeVar("T")
 INT_MAX = 2**63 - 1
@@ -40,7 +91,10 @@ Digest = Annotated[bytes, Size(DIGEST_BYTES, DIGEST_BYTES)]
 DigestOrEmpty = Annotated[bytes, Size(0, 32)]
 """A digest, or no bytes where there is none; whoever uses it refuses the lengths between."""
 
-Signature = Annotated[bytes, Size(64, 64)]
+Signature = Annotated[bytes, Size(SIGNATURE_BYTES, SIGNATURE_BYTES)]
+
+Peer = Annotated[PeerId, Size(PEER_ID_BYTES, PEER_ID_BYTES)]
+"""A peer's id where a message carries it."""
 Scalar = int | float | str | bool
 
 

@@ -12,7 +12,6 @@ from node.commands import (  # noqa: F401 - they register
     credit,
     founding,
     looking,
-    methods,
     using,
 )
 from node.commands.app import app

@@ -17,8 +17,7 @@ from blake3 import blake3
 from dht.kademlia.keyspace import Key, WireKey, distance
 from protocol import limits
 from protocol.identity import PeerId, Signer
-from protocol.transport import WirePeerId
-from protocol.wire import Range, Signature, Size
+from protocol.wire import Peer, Range, Signature, Size
 
 _SIGNING_DOMAIN = b"barnraise/dht/record/1\x00"
 _SEQUENCE_MAX = 2**62
@@ -36,7 +35,7 @@ class SignedRecord:
     """
 
     key: WireKey
-    writer: WirePeerId
+    writer: Peer
     sequence: Annotated[int, Range(0, _SEQUENCE_MAX)]
     expires_unix_s: Annotated[int, Range(0, _UNIX_S_MAX)]
     value: Annotated[bytes, Size(0, limits.DHT_VALUE_BYTES_MAX)]

@@ -19,7 +19,8 @@ from dht.kademlia.keyspace import (
 )
 from dht.reaching.addresses import NARROW_BITS, WIDE_BITS, subnets
 from protocol.identity import PeerId
-from protocol.transport import Addresses, WirePeerId
+from protocol.transport import Addresses
+from protocol.wire import Peer
 
 BUCKET_SIZE = 16
 """Twice the 8 replicas, so that a bucket which loses half its contacts still knows all replicas of
@@ -45,7 +46,7 @@ class Contact:
     An address is only ever used together with the id, which the transport proves on connecting.
     """
 
-    peer: WirePeerId
+    peer: Peer
     addresses: Addresses
 
     def __post_init__(self) -> None:

@@ -20,8 +20,7 @@ import trio
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.identity import PeerId, parse_peer_id, peer_id_text
-from protocol.transport import WirePeerId
-from protocol.wire import Range, Size, decode, encode
+from protocol.wire import Peer, Range, Size, decode, encode
 
 PROBE_S = 0.5
 """For one look. A machine that is busy answers later, and is there."""
@@ -253,7 +252,7 @@ class Reserve:
 class Join:
     """Lead me to `target`; what follows the answer is for it."""
 
-    target: WirePeerId
+    target: Peer
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,7 +280,7 @@ class Refused:
 class Incoming:
     """From a relay: `source`, as it has proved to the relay, wants to speak with you."""
 
-    source: WirePeerId
+    source: Peer
 
 
 Ask = Reserve | Join

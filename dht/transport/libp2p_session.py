@@ -27,7 +27,7 @@ from multiaddr import Multiaddr
 
 from dht.transport.libp2p_link import Link
 from protocol import limits
-from protocol.parts import taken
+from protocol.transport import taken
 
 Bytes = bytes | bytearray | memoryview
 

@@ -223,8 +223,8 @@ def join(
     with handling(end_at_once):
         # It loads libp2p, which takes a second.
         from node.daemon.foreground import join_in_foreground
+        from node.peers.invite import SHOWN_LINK, STANDARD_INPUT, read_target
         from node.peers.joining import parse_target
-        from node.peers.link_input import SHOWN_LINK, STANDARD_INPUT, read_target
 
         text = read_target(target, link_file, sys.stdin.buffer)
         parsed = parse_target(text)
@@ -239,7 +239,7 @@ def psk(
     file: Annotated[Path, typer.Argument(help="The key file to write.")] = Path("swarm.key"),
 ) -> None:
     """Write the key of a new private swarm. Hand it to the members over a trusted channel."""
-    from node.state.psk import write_new_psk
+    from node.state.keystore import write_new_psk
 
     write_new_psk(file)
     typer.echo(f"{file} is written. Every node of the swarm is started with --psk {file}")

@@ -28,12 +28,10 @@ from node.processes.exit_codes import user_error
 from node.processes.loop import run_loop
 from node.settings.sections import NodeFile, psk_file, read_node_file
 from node.state.config import NodeConfig, PeerAddress, parse_dialable
-from node.state.dht_table import keep_table, read_table
 from node.state.folder import KNOWN_PEERS_FILE
-from node.state.keystore import load_or_create_identity
-from node.state.known_peers import read_known_peers
+from node.state.keystore import load_or_create_identity, read_psk
+from node.state.known_peers import keep_table, read_known_peers, read_table
 from node.state.lock import locked_state
-from node.state.psk import read_psk
 from node.status.board import EventLog
 from protocol.errors import BarnraiseError, ConfigError, UnreachableError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text

@@ -2,7 +2,7 @@
 
 All decisions are in `protocol.core.node_core`, all bytes in `node.holdings.shard_store`. Here are
 the edges: the event queue, worker threads, bulk streams, the write-ahead log, the trainer,
-checkpoints.
+checkpoints; and who is banned.
 """
 
 import logging
@@ -15,12 +15,10 @@ from typing import TypeVar
 
 import trio
 
-from node.holdings.batch import batch_of
 from node.holdings.checkpoints import Checkpoints
-from node.holdings.journal import Journal, WriteAhead
+from node.holdings.journal import Journal, WriteAhead, batch_of
 from node.holdings.recovery import take_state
 from node.holdings.shard_store import ShardStore, State
-from node.peers.banning import Accuse, Banning
 from node.peers.links import Links
 from node.peers.two_histories import keep_two_histories, two_histories_text
 from node.plane import bulk
@@ -34,15 +32,60 @@ from node.status.board import EventLog
 from node.trainers.work import TrainerWork
 from protocol import events as ev
 from protocol import limits
-from protocol.clock import WallClock
 from protocol.core.node_core import NodeCore
-from protocol.errors import TwoHistoriesError
+from protocol.errors import RefusedError, TwoHistoriesError
+from protocol.evidence import Evidence
 from protocol.frames import Chain
-from protocol.identity import PeerId
+from protocol.hybrid_clock import WallClock
+from protocol.identity import PeerId, peer_id_text, short_id
 from protocol.messages import SealCertificate
 from protocol.rounds.restart import Restart
 from protocol.rounds.round_view import RoundView
 from protocol.transport import Transport
+
+Accuse = Callable[[Evidence], Awaitable[None]]
+"""Keeps evidence that this node found, and spreads it."""
+
+OWN_BAN = (
+    "this key is banned from the run: it signed two different things in one place, or sums that are"
+    " wrong. If it is in use on two machines, stop one; if this machine errs, have its memory"
+    " tested; and join with a new key"
+)
+
+
+class Banning:
+    """Looks after every event of one node's driver."""
+
+    def __init__(self, core: NodeCore, trace: NodeTrace, log: EventLog) -> None:
+        self._core, self._trace, self._log = core, trace, log
+        self._banned: tuple[PeerId, ...] = ()
+
+    def look(self, event: ev.CoreEvent, links: Links) -> None:
+        """Whom this event convicted, or the newest seal bans. Raises RefusedError if that is we."""
+        if isinstance(event, ev.EvidenceHeld):
+            for evidence in event.evidence:
+                self._trace.convicted(evidence)
+                name, what = peer_id_text(evidence.subject), evidence.accusation.name.lower()
+                self._log.emit("convicted", peer=name, accusation=what)
+        banned = self._core.machine.head.roster.banned
+        if banned == self._banned:
+            return
+        for peer in sorted(set(banned) - set(self._banned)):
+            logger.warning("banned peer=%s", short_id(peer))
+            self._log.emit("banned", peer=peer_id_text(peer), round=self._core.machine.head.round)
+        self._banned = banned
+        links.ban(banned)
+        if self._core.machine.view.me in banned:
+            raise RefusedError(OWN_BAN)
+
+
+# Banning ------------------------------------------------------------------------------------------
+#
+# Who is banned, at the edge of a node: told, traced, and without a link once a seal says so.
+# Evidence alone closes no link: until the next seal its subject is a member, whose SEAL a small
+# quorum may need.
+
+# The driver ---------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 

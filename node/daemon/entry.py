@@ -13,9 +13,8 @@ from node.peers.links import Links
 from node.peers.listening import full_addresses
 from node.peers.neighbours import LAN_S, Neighbours
 from node.state.config import parse_peer_address
-from node.state.dht_table import read_table
 from node.state.folder import KNOWN_PEERS_FILE
-from node.state.known_peers import read_known_peers
+from node.state.known_peers import read_known_peers, read_table
 from protocol import limits
 from protocol.errors import NetworkError, UnreachableError
 from protocol.identity import PeerId

@@ -32,9 +32,8 @@ from node.settings.run_store import found_or_resume
 from node.settings.sections import node_config, read_node_file
 from node.state.config import NodeConfig, parse_dialable
 from node.state.folder import KEY_FILE, MANIFEST_FILE, default_state
-from node.state.keystore import has_identity, load_or_create_identity
+from node.state.keystore import check_private, has_identity, load_or_create_identity
 from node.state.lock import locked_state
-from node.state.psk import check_private
 from node.state.stored_manifest import make_run_folder
 from node.status.board import EventLog, StatusBoard
 from node.text.terminal import people_console

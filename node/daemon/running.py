@@ -28,13 +28,12 @@ from node.peers.neighbours import Neighbourhood, Neighbours, says_so
 from node.peers.public_runs import keep_said
 from node.plane.bulk_streams import BULK_PROTOCOL
 from node.state.config import NodeConfig
-from node.state.dht_table import keep_table
 from node.state.folder import (
     KNOWN_PEERS_FILE,
     has_history,
     run_folder,
 )
-from node.state.known_peers import KnownPeersKeeper
+from node.state.known_peers import KnownPeersKeeper, keep_table
 from node.status.board import StatusBoard
 from node.status.snapshot import NetworkView, StatusSources, keep_status
 from node.trainers.attached_trainer import Attachment

@@ -18,8 +18,8 @@ import numpy as np
 import trio
 from numpy.typing import NDArray
 
+from node.holdings.record_log import forget_before, keep_later
 from node.holdings.recovery import StoredState
-from node.holdings.set_aside import forget_before, keep_later
 from node.holdings.states import State
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest

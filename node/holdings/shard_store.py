@@ -33,9 +33,9 @@ from node.holdings.states import State as State
 from node.holdings.states import StateRoots as StateRoots
 from node.holdings.states import Vector as Vector
 from protocol import limits
-from protocol.cell_sizes import CellSizes as CellSizes
 from protocol.errors import ProofError, StateError
 from protocol.events import ListEntry
+from protocol.grid import CellSizes as CellSizes
 from protocol.grid import (
     MerkleTree,
     cell_root,

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from node.holdings.outer_step import OuterStepping
 from protocol import limits
-from protocol.cell_sizes import CellSizes
-from protocol.grid import MerkleTree, StateTree, cell_root, merkle_root
+from protocol.grid import CellSizes, MerkleTree, StateTree, cell_root, merkle_root
 from protocol.manifest import RunManifest
 from protocol.rounds.round_config import RoundConfig
 from training.aggregation import AGGREGATORS

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.clock import WallClock
 from protocol.entry_kinds import Admitted, EntryBody, EntryKind, Invitation
 from protocol.errors import DecodeError, ProofError
+from protocol.hybrid_clock import WallClock
 from protocol.identity import PeerId, Signer
 from protocol.invitations import (
     Admission,

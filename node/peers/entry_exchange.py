@@ -21,14 +21,12 @@ from typing import TYPE_CHECKING
 import trio
 
 from node.peers.links import Links, Tell
-from node.peers.told import TELLING, all_told
 from node.processes.version import version
 from node.state.config import PeerAddress
 from node.state.evidence_files import save_evidence
 from node.status.board import EventLog, StatusBoard
 from protocol import events as ev
 from protocol import limits
-from protocol.clock import WallClock
 from protocol.core.node_core import NodeCore
 from protocol.entry_kinds import HasCheckpoint, Identity, Reading
 from protocol.errors import LimitError, StateError
@@ -36,16 +34,68 @@ from protocol.evidence import Evidence
 from protocol.gossip import GossipFrame
 from protocol.gossiping.machine import Action, Gone, Gossip
 from protocol.gossiping.settings import GossipSettings
+from protocol.hybrid_clock import WallClock
 from protocol.identity import PeerId, Signer, short_id
-from protocol.shared_state.announcing import KeptCheckpoint, NodeReading
 from protocol.shared_state.book import SharedState
-from protocol.shared_state.entry_gossip import EntryGossip
+from protocol.shared_state.entry_gossip import EntryGossip, KeptCheckpoint, NodeReading
 from protocol.shared_state.own import WrittenEntry
 from protocol.shared_state.store import Store
 
 if TYPE_CHECKING:
     from node.peers.access import Access
     from node.status.records import PeerReport
+from itertools import chain
+
+from node.status.records import PeerReport
+from protocol.entry_kinds import EntryKind, Presence
+from protocol.hybrid_clock import stamp_s
+
+# Told ---------------------------------------------------------------------------------------------
+#
+# What peers say of themselves, for people to look at and for the search: who is known at all.
+
+TELLING = (EntryKind.IDENTITY, EntryKind.PRESENCE, EntryKind.LEAVE)
+"""The kinds that `all_told` is made of: it changes with their versions."""
+
+
+def all_told(book: SharedState, first: Iterable[PeerId], *, most: int) -> dict[PeerId, PeerReport]:
+    """Who has told what it is and has not left: of `first`, then of others, at most `most`.
+
+    This node itself is left out. Entries of each are decoded, and no more than twice `most` are
+    looked at: those who came to leave could be many.
+    """
+    others = (held.writer for held in book.held_of(EntryKind.IDENTITY))
+    seen: set[PeerId] = {book.me}
+    told: dict[PeerId, PeerReport] = {}
+    for peer in chain(first, others):
+        if len(told) >= most or len(seen) > 2 * most:
+            break
+        one = None if peer in seen else _told_by(book, peer)
+        seen.add(peer)
+        if one is not None:
+            told[peer] = one
+    return told
+
+
+def _told_by(book: SharedState, peer: PeerId) -> PeerReport | None:
+    identity, presence, left = (book.entry(peer, kind) for kind in TELLING)
+    left_at = -1 if left is None else left.stamp
+    if presence is not None and presence.stamp <= left_at:
+        presence = None
+    if identity is None or identity.stamp <= left_at:
+        return None
+    said, here = identity.content, None if presence is None else presence.content
+    assert isinstance(said, Identity)
+    return PeerReport(
+        device=said.device,
+        software=said.software,
+        addresses=said.addresses,
+        round=here.round if isinstance(here, Presence) else None,
+        at_unix_s=stamp_s(identity.stamp if presence is None else presence.stamp),
+    )
+
+
+# The edge -----------------------------------------------------------------------------------------
 
 logger = logging.getLogger(__name__)
 

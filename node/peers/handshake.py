@@ -20,20 +20,18 @@ from protocol.errors import (
 from protocol.frames import HELLO_TYPE, Hello, Refusal, Welcome, decode_frame, encode_frame
 from protocol.identity import Signer
 from protocol.manifest import (
+    HELLO_LISTS,
     WIRE_VERSION,
     RunManifest,
     SignedManifest,
     first_difference,
     open_manifest,
-)
-from protocol.transport import Stream
-from protocol.wire import encode
-from protocol.wire_versions import (
-    HELLO_LISTS,
     other_version,
     peek_version,
     refusal_of_version,
 )
+from protocol.transport import Stream
+from protocol.wire import encode
 
 HELLO_S = 5.0
 """For both hellos; a peer that takes longer is not there."""

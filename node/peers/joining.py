@@ -16,7 +16,7 @@ from node.state.folder import KNOWN_PEERS_FILE, run_folder
 from node.state.invitations import keep_credential
 from node.state.known_peers import read_known_peers
 from node.state.stored_manifest import store_manifest, stored_manifest
-from protocol.catching_up.origins import NamedSeal
+from protocol.catching_up.chain_sources import NamedSeal
 from protocol.errors import ConfigError, ProofError, RefusedError, SwarmKeyError, UnreachableError
 from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
 from protocol.invitations import Offer, check_credential

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dht.transport.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
 from node.state.config import LISTEN_DEFAULT, NodeConfig, parse_peer_address
 from node.state.folder import keep_port, read_port
-from node.state.psk import read_psk
+from node.state.keystore import read_psk
 from protocol.errors import ConfigError
 from protocol.identity import PeerId, peer_id_text
 

@@ -8,11 +8,10 @@ from typing import Annotated
 from node.holdings.journal import Journal
 from node.state.folder import write_atomically
 from protocol import limits
-from protocol.catching_up.origins import NamedSeal
+from protocol.catching_up.chain_sources import NamedSeal
 from protocol.errors import DecodeError, StateError, TwoHistoriesError
 from protocol.histories import TwoHistories
-from protocol.messages import SealCertificate
-from protocol.slots import Round
+from protocol.messages import Round, SealCertificate
 from protocol.wire import Digest, Size, decode, encode
 
 TOLD_FILE = "told-seal"

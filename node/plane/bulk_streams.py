@@ -36,8 +36,7 @@ from protocol.errors import (
 from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems
 from protocol.identity import PeerId, peer_id_text, short_id
 from protocol.messages import SealCertificate
-from protocol.parts import taken
-from protocol.transport import Stream, Transport
+from protocol.transport import Stream, Transport, taken
 from protocol.wire import decode, encode
 
 # Bulk sending -------------------------------------------------------------------------------------

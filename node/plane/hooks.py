@@ -13,8 +13,7 @@ from node.holdings.shard_store import Item, ShardStore, State
 from protocol.errors import ConfigError
 from protocol.frames import Bulk, BulkHeader, Frame
 from protocol.identity import PeerId, Signer
-from protocol.messages import Body
-from protocol.slots import Slot
+from protocol.messages import Body, Slot
 
 if TYPE_CHECKING:
     from protocol.core.node_core import NodeCore

@@ -33,10 +33,10 @@ from node.reporting.tracing import (
     trace_line,
 )
 from node.status.snapshot import num_descriptors, rss_bytes
-from protocol.clock import WallClock
 from protocol.core.node_core import NodeCore
 from protocol.errors import DecodeError
 from protocol.evidence import Evidence
+from protocol.hybrid_clock import WallClock
 from protocol.identity import PeerId
 from protocol.messages import SealCertificate, SignedMessage
 from protocol.rounds.restart import Restart

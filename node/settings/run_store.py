@@ -28,8 +28,8 @@ from node.state.folder import (
 )
 from node.state.stored_manifest import make_run_folder, read_signed_manifest, store_manifest
 from node.trainers.model_file import KEPT_FILE, changed_since, kept_model_file
-from protocol.clock import WallClock
 from protocol.errors import ConfigError, VersionError
+from protocol.hybrid_clock import WallClock
 from protocol.identity import Ed25519Signer
 from protocol.manifest import SignedManifest, sign_manifest
 

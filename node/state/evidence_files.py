@@ -11,7 +11,7 @@ from protocol import limits
 from protocol.errors import ConfigError, PeerError, StateError
 from protocol.evidence import Evidence, decode_evidence
 from protocol.identity import Signer
-from protocol.slots import FilledSlot
+from protocol.messages import FilledSlot
 from protocol.wire import decode
 
 EVIDENCE_FOLDER = "evidence"

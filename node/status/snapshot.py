@@ -27,8 +27,8 @@ from node.status.records import (
 )
 from node.text.shown import shown
 from protocol import limits
-from protocol.clock import WallClock
 from protocol.core.node_core import NodeCore
+from protocol.hybrid_clock import WallClock
 from protocol.identity import PeerId, peer_id_text
 from protocol.rounds.round_view import RoundView
 from protocol.rounds.signals import Signals

@@ -16,9 +16,7 @@ from dataclasses import dataclass, field
 
 from protocol import limits
 from protocol.catching_up.cell_fetch import STALL_S, CellBatch, CellFetch
-from protocol.catching_up.chain_sources import ChainSources
-from protocol.catching_up.origins import ALONE_S, NamedSeal, Origins
-from protocol.cell_sizes import CellSizes
+from protocol.catching_up.chain_sources import ALONE_S, ChainSources, NamedSeal, Origins
 from protocol.errors import ProofError
 from protocol.events import (
     Accuse,
@@ -35,6 +33,7 @@ from protocol.events import (
     StepFailed,
 )
 from protocol.frames import Bulk, WantChain, wants
+from protocol.grid import CellSizes
 from protocol.histories import HistoryKnown, KeptChain, TwoHistories, double_signers
 from protocol.identity import PeerId, Signer
 from protocol.messages import SealCertificate, SealValue

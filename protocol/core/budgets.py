@@ -28,7 +28,7 @@ from protocol.frames import (
     encode_frame,
 )
 from protocol.gossip import Entries
-from protocol.gossiping.quotas import PEERS_MAX, Rate
+from protocol.gossiping.settings import PEERS_MAX, Rate
 from protocol.identity import PeerId
 from protocol.messages import Kind, SignedMessage
 

@@ -35,7 +35,7 @@ from protocol.frames import (
     Welcome,
     wants,
 )
-from protocol.gossiping.quotas import Quota
+from protocol.gossiping.settings import Quota
 from protocol.identity import PeerId, Signer
 from protocol.manifest import RunManifest
 from protocol.messages import (

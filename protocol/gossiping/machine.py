@@ -31,8 +31,15 @@ from protocol.gossip import (
 )
 from protocol.gossiping.anti_entropy import AntiEntropy
 from protocol.gossiping.gossiped import Gossiped, Offered
-from protocol.gossiping.quotas import ENTRY_BYTES, ERRANDS, FRAMES, IDS, SERVED_BYTES, Quota
-from protocol.gossiping.settings import GossipSettings
+from protocol.gossiping.settings import (
+    ENTRY_BYTES,
+    ERRANDS,
+    FRAMES,
+    IDS,
+    SERVED_BYTES,
+    GossipSettings,
+    Quota,
+)
 from protocol.gossiping.spreading import Spreading
 from protocol.gossiping.swim import Swim
 from protocol.gossiping.views import PartialViews, told_addresses

@@ -4,16 +4,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from protocol.cell_sizes import NO_CELLS, CellSizes
+from protocol.grid import NO_CELLS, CellSizes
 from protocol.identity import PeerId
 from protocol.leases import Lease
 from protocol.manifest import NO_AUDITS, AuditSpec, RunManifest
-from protocol.messages import Body, Roster, SealValue
+from protocol.messages import Body, Roster, SealValue, Slot
 from protocol.rounds import roster as rosters
 from protocol.rounds.rare import Rare, never
 from protocol.rounds.reducers import Slice
 from protocol.segments import MOMENTS
-from protocol.slots import Slot
 
 # Derived ------------------------------------------------------------------------------------------
 #

@@ -20,7 +20,6 @@ from typing import Protocol, assert_never
 
 from protocol import events as ev
 from protocol import limits
-from protocol.audits import Work
 from protocol.evidence import Evidence, two_messages_evidence
 from protocol.frames import Bulk
 from protocol.identity import PeerId, Signer
@@ -36,6 +35,7 @@ from protocol.messages import (
     Seat,
     SignedMessage,
     Slot,
+    Work,
     decode_message,
     sign_message,
     slice_subject,

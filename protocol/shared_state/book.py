@@ -498,7 +498,7 @@ class SharedState:
             for room in self._rooms.values():
                 room.forget_ranks()
 
-    # What views are made of.
+    # What the entries say.
 
     def held_of(self, kind: EntryKind) -> Iterator[HeldEntry]:
         """All of a kind, undecoded, each writer's by ascending sequence."""

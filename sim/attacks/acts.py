@@ -19,9 +19,8 @@ from node.plane.hooks import NodeHooks
 from protocol.errors import ConfigError
 from protocol.frames import Bulk, Frame, Messages
 from protocol.identity import PeerId, Signer
-from protocol.messages import Body, Have, Held, Kind, List, SignedMessage
+from protocol.messages import Body, Have, Held, Kind, List, SignedMessage, Slot
 from protocol.rounds.round_view import RoundView
-from protocol.slots import Slot
 from sim.attacks.seam import Attack
 
 if TYPE_CHECKING:

@@ -19,13 +19,11 @@ from typing import Annotated, Any, TypeVar, cast, get_args, get_origin
 
 from node.holdings.shard_store import Item
 from node.plane.hooks import NodeHooks
-from protocol.bounds import OneOf, Range, Size
 from protocol.errors import DecodeError
 from protocol.frames import Bulk, BulkHeader, Frame, Messages, decode_frame, encode_frame
 from protocol.identity import PeerId, Signer
-from protocol.messages import SignedMessage, decode_body
-from protocol.slots import body_digest, message_preimage
-from protocol.wire import decode, encode
+from protocol.messages import SignedMessage, body_digest, decode_body, message_preimage
+from protocol.wire import OneOf, Range, Size, decode, encode
 from sim.attacks.seam import Attack
 
 RATES = (0.01, 0.05, 0.25)

@@ -23,13 +23,12 @@ from sim.compiled.builds import build_folder, is_complete, mark_complete, source
 _SHOWN_LINES = 20
 
 NATIVE = {
-    "node/holdings": "batch journal outer_step receipts record_log recovery results shard_store"
-    " states",
+    "node/holdings": "journal outer_step receipts record_log recovery results shard_store states",
     "node/peers": "leaving",
     "node/plane": "bulk bulk_queue gathered served",
     "node/reporting": "tracing",
-    "protocol": "cell_sizes entries events evidence frames gossip grid hybrid_clock identity leases"
-    " limits messages rosters seal_clock slots wire",
+    "protocol": "entries events evidence frames gossip grid hybrid_clock identity leases"
+    " limits messages wire",
     "protocol/auditing": "*",
     "protocol/catching_up": "catchup cell_fetch chain_sources",
     "protocol/core": "budgets liveness node_core relay",

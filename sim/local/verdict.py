@@ -42,8 +42,7 @@ from protocol.evidence import Evidence as Conviction
 from protocol.evidence import decode_evidence
 from protocol.identity import Ed25519Signer, PeerId, Signer
 from protocol.manifest import RunManifest
-from protocol.messages import Commit, Gram, SealValue, decode_body, decode_message
-from protocol.slots import FilledSlot
+from protocol.messages import Commit, FilledSlot, Gram, SealValue, decode_body, decode_message
 from protocol.wire import decode
 from sim.checks.accounting import OwnRounds, check_receipts
 from sim.checks.invariants import Circumstances, InvariantBroken, Invariants

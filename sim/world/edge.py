@@ -9,7 +9,7 @@ from collections import deque
 from dataclasses import replace
 from math import inf
 
-from node.holdings.batch import batch_of
+from node.holdings.journal import batch_of
 from node.holdings.recovery import StoredState, take_state
 from node.holdings.shard_store import State
 from node.peers.bent_links import FLOOD_BYTES_PER_S

@@ -11,7 +11,7 @@ import pytest
 
 from node.peers.two_histories import PROOF_FILE, keep_told
 from node.state.folder import KEY_FILE, mark_unsigned, run_folder
-from protocol.catching_up.origins import NamedSeal
+from protocol.catching_up.chain_sources import NamedSeal
 from tests.e2e.swarm import NodeUnderTest, Swarm, address_of, started, swarm_of
 
 FAR = 24

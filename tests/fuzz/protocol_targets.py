@@ -23,7 +23,6 @@ from protocol.rounds.credit import Credit, Folded
 from protocol.wire import decode, encode
 from tests.dht.kademlia.test_messages import PAIRS
 from tests.fuzz.target import PACKER_BYTES, STACK_BYTES, Target, from_bytes, from_text
-from tests.protocol.crdt_strategies import EXAMPLES as CRDT_EXAMPLES
 from tests.protocol.entry_vectors import ENTRIES, EVIDENCE, OFFER, SUBJECT, TOKEN
 from tests.protocol.strategies import TYPES
 from tests.protocol.vectors import (
@@ -78,7 +77,6 @@ for _value in (
     decode(FilledSlot, EVIDENCE[Accusation.TWO_MESSAGES].first),
     decode(Finding, EVIDENCE[Accusation.WRONG_SUM].first),
     decode(WorkFinding, EVIDENCE[Accusation.WRONG_WORK].first),
-    *CRDT_EXAMPLES,
     ToldFile(7, bytes(32)),
 ):
     WIRE_EXAMPLES.setdefault(type(_value), []).append(encode(_value))

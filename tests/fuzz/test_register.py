@@ -43,7 +43,7 @@ EXEMPT = {
     "node.holdings.shard_store.ShardStore.decode": "payloads that the codec has taken one by one",
     "node.processes.children.open_json_child": "opens; a child of our own, told by its parent",
     "node.processes.children.read_lines": "lines to parse_event, which is fuzzed, or of our own",
-    "node.state.dht_table.read_table": "a file to read_known_peers, which is fuzzed",
+    "node.state.known_peers.read_table": "a file to read_known_peers, which is fuzzed",
     "node.reporting.trace_file.read_trace": "lines to parse_trace_line, which is fuzzed",
     "node.trainers.trainer.Trainer.read_events": "frames that FrameReader.feed has made",
     "node.trainers.trainer.TrainerLine.receive": "a seam; frames that FrameReader.feed has made",

@@ -11,9 +11,8 @@ from blake3 import blake3
 from dht.reaching.addresses import decode_word, encode_word, parse_circuit
 from dht.reaching.dial_back import decode_check, encode_check
 from dht.reaching.punching import decode_signal, encode_signal
-from node.peers.invite import LINK_PREFIX, invite_link, parse_invite
+from node.peers.invite import LINK_PREFIX, invite_link, parse_invite, read_target
 from node.peers.joining import parse_target
-from node.peers.link_input import read_target
 from node.peers.two_histories import TOLD_FILE, ToldFile, read_told
 from node.reporting.tracing import parse_trace_line, trace_line
 from node.settings.run_file import Founder, build_manifest, read_run_file
@@ -21,7 +20,7 @@ from node.settings.sections import NodeFile, node_config, read_node_file, run_fi
 from node.state.config import parse_dialable, parse_listen, parse_peer_address
 from node.state.folder import MANIFEST_FILE, NODE_FILE
 from node.state.invitations import read_credential
-from node.state.psk import read_psk
+from node.state.keystore import read_psk
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError, ManifestError, PeerError, StateError
 from protocol.identity import peer_id_text
@@ -216,7 +215,7 @@ TARGETS = [
     ),
     Target(
         name="psk file",
-        covers=("node.state.psk.read_psk",),
+        covers=("node.state.keystore.read_psk",),
         read=from_file(read_psk, "swarm.key"),
         errors=(ConfigError,),
         examples=lambda: (b"/key/swarm/psk/1.0.0/\n/base16/\n" + b"ab" * 32 + b"\n",),
@@ -243,7 +242,7 @@ TARGETS = [
     ),
     Target(
         name="file of an invite link",
-        covers=("node.peers.link_input.read_target", "node.state.ownership.read_secret"),
+        covers=("node.peers.invite.read_target", "node.state.ownership.read_secret"),
         read=from_file(lambda path: read_target(None, path, io.BytesIO()), "link"),
         errors=(ConfigError,),
         examples=lambda: (invite_link(INVITE).encode(),),

@@ -3,7 +3,7 @@
 import pytest
 from typer.testing import CliRunner
 
-from node.commands import credit, founding, methods  # noqa: F401 - they register
+from node.commands import credit, founding, looking  # noqa: F401 - they register
 from node.commands.app import app
 from sim import commands  # noqa: F401 - it registers `local` and `bench`
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from node.state.psk import check_private, read_psk, write_new_psk
+from node.state.keystore import check_private, read_psk, write_new_psk
 from protocol.errors import ConfigError
 
 

@@ -9,9 +9,8 @@ import pytest
 
 from node.state import ownership
 from node.state.folder import KEY_FILE, make_folder
-from node.state.keystore import load_or_create_identity
+from node.state.keystore import load_or_create_identity, read_psk, write_new_psk
 from node.state.lock import locked_state
-from node.state.psk import read_psk, write_new_psk
 from protocol.errors import ConfigError
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="owners and modes are those of POSIX")

@@ -15,7 +15,7 @@ from node.peers.two_histories import (
     keep_two_histories,
     read_told,
 )
-from protocol.catching_up.origins import NamedSeal
+from protocol.catching_up.chain_sources import NamedSeal
 from protocol.errors import StateError, TwoHistoriesError
 from protocol.histories import TwoHistories
 from protocol.messages import SealCertificate

@@ -19,7 +19,7 @@ from protocol.entries import (
     era_of,
     sign_entry,
 )
-from protocol.entry_kinds import RULES, Accusation, EntryKind, Metrics, Note, Reading
+from protocol.entry_kinds import RULES, Accusation, Dot, EntryKind, Metrics, Note, Reading
 from protocol.errors import DecodeError, LimitError, PeerError
 from protocol.evidence import (
     Evidence,
@@ -31,7 +31,6 @@ from protocol.evidence import (
 from protocol.hybrid_clock import COUNTER_BITS, Stamp
 from protocol.identity import Ed25519Signer
 from protocol.messages import Commit, Kind, Slot, Vote, sign_message
-from protocol.or_set import Dot
 from protocol.wire import decode, encode
 from tests.protocol import vectors
 from tests.protocol.entry_vectors import BODIES, ENTRIES, EVIDENCE, RUN, SIGNER

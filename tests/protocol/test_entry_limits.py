@@ -9,8 +9,7 @@ from protocol.entries import Entry, SignedHeader
 from protocol.entry_kinds import RULES, EntryKind
 from protocol.evidence import Evidence, Finding, Word, words_needed
 from protocol.identity import PeerId
-from protocol.messages import Interval, Roster, Seal, SeatRecord, Vote
-from protocol.slots import FilledSlot
+from protocol.messages import FilledSlot, Interval, Roster, Seal, SeatRecord, Vote
 from protocol.wire import encode
 from tests.protocol.entry_vectors import BASIS
 from tests.protocol.test_limits import BIN, head_bytes, largest, signed_bytes

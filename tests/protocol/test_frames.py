@@ -17,7 +17,7 @@ from protocol.frames import (
     encode_frame,
     wants,
 )
-from protocol.slots import Kind
+from protocol.messages import Kind
 from protocol.wire import decode, encode
 from tests.protocol.vectors import BULK, CERTIFICATE, FRAMES, SIGNED, digest
 

@@ -10,7 +10,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol import manifest, messages, slots
+from protocol import manifest, messages
+from protocol import messages as slots
 from protocol.errors import DecodeError
 from protocol.identity import (
     Ed25519Signer,

@@ -38,10 +38,10 @@ from protocol.messages import (
     SealValue,
     SeatRecord,
     SignedMessage,
+    Slot,
     Vote,
     sign_message,
 )
-from protocol.slots import Slot
 from protocol.wire import OneOf, encode
 from tests.protocol.strategies import BODIES, FRAMES, TYPES, fields_of, range_of, resolve, size_of
 from tests.protocol.strategies import values as valid

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from protocol import entries, evidence, frames, invitations, limits, manifest, messages, slots
+from protocol import entries, evidence, frames, invitations, limits, manifest, messages
+from protocol import messages as slots
 from protocol.entries import Entry, EntryHeader, SignedHeader
 from protocol.entry_kinds import RULES, Accusation, EntryKind
 from protocol.evidence import Evidence

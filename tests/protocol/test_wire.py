@@ -14,8 +14,7 @@ from protocol import limits
 from protocol.errors import DecodeError
 from protocol.frames import WantChain, decode_frame, encode_frame
 from protocol.manifest import Setting, SignedManifest, sign_manifest
-from protocol.messages import Held, List, SealCertificate
-from protocol.slots import Kind
+from protocol.messages import Held, Kind, List, SealCertificate
 from protocol.wire import INT_MAX, OneOf, Range, Size, Spelled, decode, encode
 from tests.protocol import vectors
 from tests.protocol.strategies import (

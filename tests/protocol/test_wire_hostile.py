@@ -13,8 +13,7 @@ from protocol.errors import DecodeError
 from protocol.frames import Chain, StatusAsk, WantChain, decode_frame, encode_frame
 from protocol.gossip import Farewell
 from protocol.manifest import SignedManifest
-from protocol.messages import List, decode_message
-from protocol.slots import Kind
+from protocol.messages import Kind, List, decode_message
 from protocol.wire import decode, encode
 from tests.protocol import vectors
 from tests.protocol.strategies import TYPES, refuses

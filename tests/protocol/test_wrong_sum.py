@@ -19,6 +19,7 @@ from protocol.evidence import (
 from protocol.identity import Ed25519Signer, Signer
 from protocol.messages import (
     Agg,
+    FilledSlot,
     Gram,
     Kind,
     Roster,
@@ -29,7 +30,6 @@ from protocol.messages import (
     decode_body,
     sign_message,
 )
-from protocol.slots import FilledSlot
 from protocol.wire import decode, encode
 from tests.protocol.entry_vectors import BASIS, EVIDENCE, JUDGES, RUN, SIGNER, agg_of
 

@@ -274,7 +274,7 @@ def _own_receipts_only() -> Iterator[None]:
     def own_only(views: Any, links: Any) -> Any:
         return [m for m in listed_commits(views, links) if m.sender == views[0].me]
 
-    with patch("node.holdings.batch.listed_commits", own_only):
+    with patch("node.holdings.journal.listed_commits", own_only):
         yield
 
 

@@ -12,7 +12,8 @@ from torch import nn
 from protocol.errors import ConfigError
 from protocol.manifest import InnerSpec, OuterSpec, RunManifest
 from training.channel.exchange import RunStart
-from training.methods import delayed, in_flight, scaffold, sparta
+from training.methods import delayed, scaffold, sparta
+from training.methods import delayed as in_flight
 from training.methods.method import METHODS, Method, MethodSetting, make_pace
 from training.methods.presets import PRESETS, SHORT_RUN_ROUNDS, wrong_flight, wrong_then
 

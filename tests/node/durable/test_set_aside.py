@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from node.holdings.set_aside import SET_ASIDE_FOLDER, keep_log
+from node.holdings.record_log import SET_ASIDE_FOLDER, keep_log
 from sim.world.files import Fate, SimFiles
 from tests.node.journal_history import FOLDER
 from training.files.durable import make_folder_durably

@@ -27,7 +27,7 @@ from protocol.gossip import (
 )
 from protocol.gossiping.gossiped import Offered, OfferVerdict
 from protocol.gossiping.machine import Gone, Gossip
-from protocol.gossiping.quotas import PEERS_MAX, Quota, Rate
+from protocol.gossiping.settings import PEERS_MAX, Quota, Rate
 from protocol.gossiping.spreading import UNSERVED_MAX
 from protocol.identity import PeerId
 from sim.crowds.gossiping import MARK, SimBook

@@ -16,7 +16,7 @@ from protocol.core.budgets import (
     message_cost_s,
 )
 from protocol.frames import Messages, StatusAsk, encode_frame
-from protocol.gossiping.quotas import PEERS_MAX
+from protocol.gossiping.settings import PEERS_MAX
 from protocol.identity import PeerId
 from protocol.messages import Have, Held, Kind, Seat
 from tests.node.builders import Voice, head_of, peers_named

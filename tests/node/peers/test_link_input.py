@@ -14,9 +14,8 @@ from node.commands import founding
 from node.commands.app import app
 from node.daemon.foreground import Start
 from node.daemon.network_child import JOIN_VARIABLE
-from node.peers.invite import CHARACTERS_MAX, invite_link, invite_to
+from node.peers.invite import CHARACTERS_MAX, invite_link, invite_to, read_target
 from node.peers.joining import Target, parse_target
-from node.peers.link_input import read_target
 from node.processes.exit_codes import EXIT_USAGE
 from protocol.errors import ConfigError, TrainerError
 from protocol.identity import Ed25519Signer

@@ -13,8 +13,7 @@ from dht.kademlia.routing import Contact
 from node.commands.founding import _print_runs
 from node.peers.joining import parse_target
 from node.peers.public_runs import advert_of, find_public_runs, public_runs, say_run, topic_of
-from node.state.dht_table import DHT_TABLE_FILE, read_table
-from node.state.known_peers import KnownPeer, KnownPeers
+from node.state.known_peers import DHT_TABLE_FILE, KnownPeer, KnownPeers, read_table
 from protocol.identity import Ed25519Signer, peer_id_text
 from protocol.wire import encode
 from tests.dht.nodes import open_nodes, seed_of

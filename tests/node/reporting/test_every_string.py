@@ -35,7 +35,6 @@ from node.status.server import render_metrics
 from node.status.snapshot import snapshot
 from node.status.tables import draw_doctor, draw_peers, draw_status
 from node.text.terminal import PeopleConsole
-from protocol.bounds import OneOf
 from protocol.entry_kinds import RULES, Identity
 from protocol.errors import DecodeError, RefusedError
 from protocol.frames import Hello, Refusal
@@ -45,7 +44,7 @@ from protocol.manifest import (
     first_difference,
 )
 from protocol.messages import Commit, Seat
-from protocol.wire import encode
+from protocol.wire import OneOf, encode
 from tests.node.cores import A, B, C, core_of
 from tests.node.status_scene import board_at, sources_of
 from tests.protocol.manifest_vector import MANIFEST, SIGNER

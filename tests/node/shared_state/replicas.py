@@ -17,7 +17,6 @@ from protocol.gossiping.gossiped import Offered, OfferVerdict
 from protocol.hybrid_clock import is_ahead, stamp_s
 from protocol.shared_state.book import SharedState
 from protocol.shared_state.store import Store
-from protocol.shared_state.views import BookViews
 from protocol.wire import encode
 from tests.node.shared_state.scene import RUN, WALL_S, all_ids, exchange, key_of, make_entry, signer
 from tests.protocol.entry_vectors import BODIES
@@ -316,8 +315,4 @@ class Replicas(RuleBasedStateMachine):
             assert not any(
                 contradict(a.header, b.header) for a, b in itertools.combinations(entries, 2)
             )
-            views = BookViews(book), BookViews(first.book)
-            assert views[0].notes() == views[1].notes()
-            assert views[0].invitations() == views[1].invitations()
-            assert views[0].metrics() == views[1].metrics()
         self.honest_are_never_convicted_and_convictions_stay()

@@ -2,18 +2,19 @@
 
 from dataclasses import replace
 
+from node.peers.entry_exchange import all_told
 from protocol.entries import decode_entry
 from protocol.entry_kinds import RULES, EntryKind, HasCheckpoint, Identity, Presence, Reading
-from protocol.shared_state.announcing import (
+from protocol.identity import PeerId
+from protocol.shared_state.book import SharedState
+from protocol.shared_state.entry_gossip import (
     AGAIN_S,
     CHECKPOINT_S,
     Announcing,
     KeptCheckpoint,
     NodeReading,
 )
-from protocol.shared_state.book import SharedState
-from protocol.shared_state.views import BookViews
-from tests.node.shared_state.scene import RUN, WALL_S, signer
+from tests.node.shared_state.scene import RUN, WALL_S, all_ids, signer
 
 ME = signer(9)
 HERE = Identity(
@@ -33,6 +34,14 @@ SEATED = NodeReading(
     is_seated=True,
     readings=(Reading(name="loss", value=1.0),),
 )
+
+
+def known_elsewhere(book: SharedState) -> list[PeerId]:
+    """Whom another node knows that has heard all of `book`."""
+    other = SharedState(RUN, signer(1))
+    for entry_id in all_ids(book):
+        assert other.offer(book.get(entry_id) or b"", wall_s=WALL_S + 5.0, now_s=0.0).is_new
+    return list(all_told(other, [ME.peer_id], most=9))
 
 
 class Scene:
@@ -143,7 +152,7 @@ def test_checkpoints_of_short_rounds_never_fill_the_room_of_a_writer():
     said = [e.key for e in live if e.content == kept(e.key[0]).body]
     assert len(said) == 1
     (key,) = said
-    assert BookViews(scene.book).providers(EntryKind.CHECKPOINT, key) == (ME.peer_id,)
+    assert scene.book.entry(ME.peer_id, EntryKind.CHECKPOINT, key) is not None
 
 
 def test_checkpoint_that_stays_is_told_of_once():
@@ -161,12 +170,12 @@ def test_who_leaves_is_gone_until_it_comes_again():
     (left,) = scene.announcing.leave("bye " * 40, wall_s=WALL_S + 1.0)
     scene.book.release(left, wall_s=WALL_S + 1.0)
     assert decode_entry(left.encoded, RUN).kind is EntryKind.LEAVE
-    assert BookViews(scene.book).presence().values == {}
+    assert known_elsewhere(scene.book) == []
     assert scene.hours(SEATED, 0.5, from_s=2.0) == []
     assert scene.announcing.leave("again", wall_s=WALL_S + 2.0) == ()
     scene.announcing = Announcing(scene.book)
     assert EntryKind.IDENTITY in scene.due(SEATED, 3.0)
-    assert list(BookViews(scene.book).identities().values) == [ME.peer_id]
+    assert known_elsewhere(scene.book) == [ME.peer_id]
 
 
 def test_restart_says_again_only_what_a_life_is():

@@ -29,6 +29,12 @@ from tests.protocol.entry_vectors import BODIES
 A, B, C = signer(1), signer(2), signer(3)
 
 
+def token_of(*, is_revoked: bool) -> Invitation:
+    return Invitation(
+        is_revoked=is_revoked, role=Role.MEMBER, uses=1, delegations=0, not_after_unix_s=2**40
+    )
+
+
 @pytest.fixture
 def node() -> Node:
     return Node(9)
@@ -393,3 +399,27 @@ def test_others_move_the_own_clock_but_not_to_the_edge_of_what_is_taken(node):
     assert node.write().stamp > stamp_at(WALL_S + 50)
     assert node.offer(make_entry(B, wall_s=WALL_S + 299)).is_new
     assert node.write().stamp < stamp_at(WALL_S + 51)
+
+
+def test_revocation_is_for_good_and_of_the_own_token_only():
+    issue = make_entry(A, EntryKind.INVITATION, body=token_of(is_revoked=False))
+    revoke = make_entry(A, EntryKind.INVITATION, after=issue, body=token_of(is_revoked=True))
+    again = make_entry(A, EntryKind.INVITATION, after=revoke, body=token_of(is_revoked=False))
+    of_other = make_entry(B, EntryKind.INVITATION, body=token_of(is_revoked=False))
+    for order in itertools.permutations([issue, revoke, again, of_other]):
+        node = Node(9)
+        for entry in order:
+            assert not node.offer(entry).fault
+        held = {one.entry_id for one in node.book.entries(EntryKind.INVITATION)}
+        assert held == {revoke.entry_id, of_other.entry_id}
+
+
+def test_issue_is_renewed_until_its_token_ends():
+    node = Node(9)
+    until = int(WALL_S) + 24 * 3600
+    token = Invitation(
+        is_revoked=False, role=Role.MEMBER, uses=1, delegations=0, not_after_unix_s=until
+    )
+    node.write(EntryKind.INVITATION, 1, token)
+    assert [one.kind for one in node.book.renewals(until - 1.0)] == [EntryKind.INVITATION]
+    assert node.book.renewals(until + 1.0) == ()

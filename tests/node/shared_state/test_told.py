@@ -1,12 +1,13 @@
 """Who is known by entries."""
 
+import random
 from dataclasses import replace
 
-from node.peers.told import all_told
+from node.peers.entry_exchange import all_told
 from node.status.records import PeerReport
-from protocol.entry_kinds import EntryKind
-from protocol.shared_state.announcing import TELLERS_MAX
+from protocol.entry_kinds import EntryKind, Presence
 from protocol.shared_state.book import SharedState
+from protocol.shared_state.entry_gossip import TELLERS_MAX
 from protocol.wire import encode
 from tests.node.shared_state.scene import RUN, WALL_S, make_entry, signer
 from tests.node.shared_state.test_announcing import SEATED, Scene
@@ -58,7 +59,32 @@ def test_unseated_node_of_a_large_swarm_says_nothing(monkeypatch):
             scene.book.offer(
                 encode(make_entry(writer, EntryKind.IDENTITY)), wall_s=WALL_S, now_s=0.0
             )
-        monkeypatch.setattr("protocol.shared_state.announcing.TELLERS_MAX", 10)
+        monkeypatch.setattr("protocol.shared_state.entry_gossip.TELLERS_MAX", 10)
         assert scene.due(unseated, 1.0) == expected
         assert EntryKind.IDENTITY in scene.due(SEATED, 20.0) or expected
     assert TELLERS_MAX >= 4 * 64
+
+
+def test_presence_is_the_last_word_and_leaving_wins_over_what_was_before():
+    a, b, c = OTHERS[:3]
+    first = make_entry(a, EntryKind.PRESENCE)
+    later = Presence(incarnation=4, round=42, head=bytes(32))
+    entries = [
+        first,
+        make_entry(a, EntryKind.PRESENCE, after=first, wall_s=WALL_S + 1, body=later),
+        make_entry(a, EntryKind.IDENTITY),
+        make_entry(b, EntryKind.LEAVE, wall_s=WALL_S + 5),
+        make_entry(b, EntryKind.PRESENCE, wall_s=WALL_S + 4),
+        make_entry(b, EntryKind.IDENTITY),
+        make_entry(c, EntryKind.LEAVE),
+        make_entry(c, EntryKind.PRESENCE, wall_s=WALL_S + 9),
+        make_entry(c, EntryKind.IDENTITY, wall_s=WALL_S + 8),
+    ]
+    for seed in range(5):
+        random.Random(seed).shuffle(entries)
+        book = SharedState(RUN, signer(9))
+        for entry in entries:
+            assert not book.offer(encode(entry), wall_s=WALL_S + 9, now_s=0.0).fault
+        told = all_told(book, (), most=9)
+        assert told.keys() == {a.peer_id, c.peer_id}
+        assert told[a.peer_id].round == 42

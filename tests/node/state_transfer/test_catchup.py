@@ -7,8 +7,7 @@ import pytest
 from protocol import limits
 from protocol.catching_up.catchup import BACK_WITHIN_S, LACKED_S, STALL_S, STUCK_S, CatchUp
 from protocol.catching_up.cell_fetch import HOPELESS_S
-from protocol.catching_up.origins import ALONE_S
-from protocol.cell_sizes import CellSizes
+from protocol.catching_up.chain_sources import ALONE_S
 from protocol.errors import ProofError
 from protocol.events import (
     CellsFetched,
@@ -22,6 +21,7 @@ from protocol.events import (
     StepFailed,
 )
 from protocol.frames import Bulk, Want, WantChain
+from protocol.grid import CellSizes
 from protocol.identity import KeyedHashSigner
 from protocol.messages import SealCertificate
 from protocol.rounds.chain import certify

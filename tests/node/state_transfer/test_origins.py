@@ -5,14 +5,13 @@ from dataclasses import replace
 import pytest
 
 from protocol.catching_up.catchup import STALL_S, CatchUp
-from protocol.catching_up.origins import (
+from protocol.catching_up.chain_sources import (
     ALONE_S,
     ANSWER_S,
     COMPARING_S_MAX,
     WITNESSES_MAX,
     NamedSeal,
 )
-from protocol.cell_sizes import CellSizes
 from protocol.errors import ProofError
 from protocol.events import (
     Accuse,
@@ -26,6 +25,7 @@ from protocol.events import (
 )
 from protocol.evidence import decode_evidence
 from protocol.frames import WantChain
+from protocol.grid import CellSizes
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import SealCertificate, SealValue
 from protocol.rounds.chain import certify

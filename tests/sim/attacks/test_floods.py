@@ -7,7 +7,7 @@ import pytest
 from protocol import events as ev
 from protocol import frames
 from protocol.core.budgets import about_bytes
-from protocol.gossiping.quotas import Rate
+from protocol.gossiping.settings import Rate
 from protocol.messages import Kind
 from protocol.rounds.round_view import RoundView
 from sim.attacks.flooding import FLOODS, Flood
