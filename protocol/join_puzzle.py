@@ -1,7 +1,8 @@
 """The join puzzle: work that makes a flood of fresh identities dear, bound to run and peer.
 
 It is cheap on purpose: it bounds how many identities one machine makes in an hour, and is no
-protection against whoever has many machines. Weight is earned otherwise (`protocol.rounds.ramp`).
+protection against whoever has many machines. Weight is earned otherwise
+(`protocol.rounds.seating`).
 """
 
 from functools import lru_cache

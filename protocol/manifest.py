@@ -274,11 +274,11 @@ class AdmissionSpec:
 
     A seat takes some 2^`puzzle_bits` hashes (22: seconds on a laptop, once per identity). Whoever
     is seated after the first round weighs nothing in its first `probation` listed rounds and until
-    its turn comes, then one `ramp`-th more with each listed round (`protocol.rounds.ramp`). More
+    its turn comes, then one `ramp`-th more with each listed round (`protocol.rounds.seating`). More
     rounds make a wave of fresh identities dearer, and waste more of an honest newcomer's work.
 
     At most `seats` contribute to a round; where more ask, they take turns
-    (`protocol.rounds.turns`).
+    (`protocol.rounds.seating`).
     """
 
     puzzle_bits: Annotated[int, Range(0, limits.PUZZLE_BITS_MAX)] = 0
@@ -304,7 +304,7 @@ class AuditSpec:
     fuller, and who bends one segment alone is found later.
 
     Those whose training nobody can run again, for too few voters are of their device class, weigh
-    at most the share `unaudited` of a round together (`protocol.rounds.ramp`); 1 caps
+    at most the share `unaudited` of a round together (`protocol.rounds.seating`); 1 caps
     nobody.
     """
 

@@ -156,9 +156,9 @@ class SeatRecord:
     in a row of which too few saw its COMMIT. `reached` says whether most others have a link with
     it, `rate` is the level of the rate at which they get bytes from it, the median of theirs, 0
     while nobody has measured it (R8). `earned` counts the sealed rounds that took a newcomer
-    towards its full weight (`protocol.rounds.ramp`). Until the round `set_back_until` it comes last
-    among reducers and closers, for the `set_backs`-th time in a row, because it kept others waiting
-    for what it owed (R8).
+    towards its full weight (`protocol.rounds.seating`). Until the round `set_back_until` it comes
+    last among reducers and closers, for the `set_backs`-th time in a row, because it kept others
+    waiting for what it owed (R8).
     """
 
     peer: Peer

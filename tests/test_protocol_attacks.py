@@ -29,7 +29,7 @@ from protocol.errors import ProofError
 from protocol.evidence import Evidence, decode_evidence, two_messages_evidence
 from protocol.identity import KeyedHashSigner
 from protocol.manifest import NO_ADMISSION
-from protocol.rounds.ramp import weighed
+from protocol.rounds.seating import weighed
 from protocol.wire import encode
 from tests.dht.kademlia.test_kademlia import KEY, record, store
 from tests.dht.kademlia.test_kademlia import node as keeper_of

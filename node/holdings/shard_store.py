@@ -17,15 +17,17 @@ from threading import RLock
 import numpy as np
 from blake3 import blake3
 
-from node.holdings.outer_step import OuterStepping, StepRules, step_over
 from node.holdings.states import (
     NO_STATE,
     CellMemory,
+    OuterStepping,
     ReadBack,
     ResultCells,
+    StepRules,
     finished,
     foreseen,
     make_state,
+    step_over,
     wire_view,
 )
 from node.holdings.states import Item as Item

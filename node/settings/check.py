@@ -35,7 +35,7 @@ from protocol.errors import ConfigError
 from protocol.grid import Layout
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
-from protocol.rounds.turns import Turns
+from protocol.rounds.seating import Turns
 from protocol.segments import kept_states
 from training.channel.trainer_end import channel_spec
 from training.compression import in_grade, make_codec, with_grades

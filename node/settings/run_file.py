@@ -48,7 +48,7 @@ from protocol.manifest import (
     TimingSpec,
     check_size,
 )
-from protocol.rounds.belief import copies, liars
+from protocol.rounds.reducers import copies, liars
 from training.compression import codec_defaults, make_codec, result_codec
 from training.data.corpus import pin_corpus
 from training.methods.presets import AUTO, PRESETS, Preset, momentum_for

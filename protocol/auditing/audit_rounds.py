@@ -14,8 +14,8 @@ from protocol.leases import Lease
 from protocol.manifest import AdmissionSpec, AuditSpec
 from protocol.messages import Commit, Outcome, SealValue, SignedMessage, Slot, Verdict
 from protocol.rounds import roster as rosters
-from protocol.rounds.ramp import parts
 from protocol.rounds.round_view import RoundView
+from protocol.rounds.seating import parts
 
 # Onions -------------------------------------------------------------------------------------------
 #

@@ -5,7 +5,7 @@ to. Pure.
     anybody's VERDICT against work --> a task of every voter of its class --> words --> evidence
 
 A word against work is nothing by itself: b + 1 voters who found the same are, for one of them is
-honest (`protocol.rounds.belief`). Time is counted in seals, so that a swarm that stands still
+honest (`protocol.rounds.reducers`). Time is counted in seals, so that a swarm that stands still
 accuses nobody. Rounds that were sealed before this process began are not judged here: what was said
 of them is not in the journal.
 """
@@ -51,9 +51,9 @@ from protocol.messages import (
     segment_subject,
     sign_message,
 )
-from protocol.rounds.ramp import answerable
 from protocol.rounds.round_config import RoundConfig
 from protocol.rounds.round_view import RoundView
+from protocol.rounds.seating import answerable
 from protocol.rounds.signals import Signals
 from protocol.segments import encoded_end
 
@@ -298,7 +298,7 @@ class Audits:
     @property
     def answerable(self) -> frozenset[PeerId]:
         """Those of them whom audits of their training may convict: see
-        `protocol.rounds.ramp`."""
+        `protocol.rounds.seating`."""
         if (newest := self._rounds.newest) is None:
             return frozenset()
         return answerable(newest.named.roster, list(self.classes.items()))

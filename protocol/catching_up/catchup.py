@@ -38,7 +38,7 @@ from protocol.histories import HistoryKnown, KeptChain, TwoHistories, double_sig
 from protocol.identity import PeerId, Signer
 from protocol.messages import SealCertificate, SealValue
 from protocol.rounds.chain import check_seal
-from protocol.rounds.rare import Rare, never
+from protocol.rounds.round_config import Rare, never
 
 # Progress -----------------------------------------------------------------------------------------
 #

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection
 
 from protocol.identity import PeerId
-from protocol.rounds.rare import Rare, never
+from protocol.rounds.round_config import Rare, never
 
 TICKS_PER_HEARTBEAT = 4
 

@@ -19,7 +19,7 @@ from protocol.events import Send, SendAll
 from protocol.frames import BranchEnd, Heartbeat, Messages
 from protocol.identity import PeerId
 from protocol.messages import SignedMessage, message_id_of
-from protocol.rounds.rare import Rare, never
+from protocol.rounds.round_config import Rare, never
 from protocol.rounds.round_view import RoundView
 
 FIRST_SENDERS = 2

@@ -11,7 +11,7 @@ from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.reducers import Rates
 from protocol.rounds.roster import ClockRules, liars
 from protocol.rounds.round_view import RoundView
-from protocol.rounds.turns import in_turn
+from protocol.rounds.seating import in_turn
 
 _ENTERING = (Kind.LIST, Kind.NEWATTEMPT, Kind.VOTE, Kind.SEAL, Kind.HAVE, Kind.HOLD)
 """Kinds that say in which attempt a voter works."""

@@ -1,9 +1,9 @@
 """Open runs: no result on the word of liars (R2, R8). Pure deciders over a RoundView.
 
 So many voters sum each slice that one of them is honest, whoever lies. Its result is taken once
-so many AGGs name the same root (`protocol.rounds.belief`); where they differ, or one does not come,
-the next in rank sums too, and the odd one out is caught by comparison. A node that sums believes
-its own sum. Among friends the first AGG is enough.
+so many AGGs name the same root (`protocol.rounds.reducers`); where they differ, or one does not
+come, the next in rank sums too, and the odd one out is caught by comparison. A node that sums
+believes its own sum. Among friends the first AGG is enough.
 
 Rules that judge whole vectors need the Gram matrix of the listed contributions first. It is the sum
 of one for each slice, which the same reducers announce as GRAM, and which is believed alike.
@@ -17,9 +17,9 @@ from protocol.evidence import Evidence, may_be_accused, words_needed, wrong_sum_
 from protocol.gram_wire import wire_bytes
 from protocol.identity import PeerId
 from protocol.messages import Kind, List, Slot
-from protocol.rounds.ramp import weighed
 from protocol.rounds.reducers import Slice
 from protocol.rounds.round_view import RoundView
+from protocol.rounds.seating import weighed
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,6 @@ from protocol import limits
 from protocol.events import Contributed
 from protocol.identity import PeerId
 from protocol.messages import Body, Commit, Have, Kind, List, Vote, Work
-from protocol.rounds.belief import liars, pack_senders
 from protocol.rounds.lapses import (
     HAVE_LAPSES_AFTER,
     LIST_LAPSES_AFTER,
@@ -35,10 +34,10 @@ from protocol.rounds.proposal import (
     short_senders,
     waits_for_second_call,
 )
-from protocol.rounds.reducers import Rates, Slice
+from protocol.rounds.reducers import Rates, Slice, liars, pack_senders
 from protocol.rounds.round_view import RoundConfig, RoundView
+from protocol.rounds.seating import in_turn
 from protocol.rounds.supply import has_lost_parts
-from protocol.rounds.turns import in_turn
 
 TIME_OUT_AFTER = 3.0
 """An attempt is given up after this many deadlines without progress: HAVE takes one, LIST half a

@@ -33,9 +33,9 @@ from protocol.messages import (
     list_digest,
     message_id_of,
 )
-from protocol.rounds.belief import liars
+from protocol.rounds.reducers import liars
 from protocol.rounds.roster import has_quorum
-from protocol.rounds.turns import MessageQuota
+from protocol.rounds.seating import MessageQuota
 
 BodyT = TypeVar("BodyT")
 Filed = Literal["new", "known", "conflict", "full"]

@@ -25,9 +25,9 @@ from protocol.rounds.proposal import (
     is_still,
     said_haves,
 )
-from protocol.rounds.rare import Rare, never
 from protocol.rounds.reducers import Slice
 from protocol.rounds.roster import blocking
+from protocol.rounds.round_config import Rare, never
 from protocol.rounds.round_view import RoundView
 
 HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER = 1.25, 2.25

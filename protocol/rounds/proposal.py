@@ -15,8 +15,7 @@ from protocol.messages import (
     SignedMessage,
     decode_body,
 )
-from protocol.rounds.belief import liars, pack_senders, unpack_senders
-from protocol.rounds.reducers import Slice
+from protocol.rounds.reducers import Slice, liars, pack_senders, unpack_senders
 from protocol.rounds.round_view import RoundView
 
 HOLDERS_FRIENDS = 2

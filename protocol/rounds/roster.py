@@ -15,11 +15,9 @@ from protocol.identity import PeerId
 from protocol.leases import Lease, give_back, lease_size, part_of_lease, take
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, RunManifest
 from protocol.messages import Commit, Interval, Roster, SealClock, SealValue, SeatRecord
-from protocol.rounds.belief import OPEN_VOTERS_MIN, unpack_senders
-from protocol.rounds.belief import liars as liars
-from protocol.rounds.ramp import FOUNDING_ROUND, counting, earned
-from protocol.rounds.reducers import measured, set_back
-from protocol.rounds.turns import Turns, in_turn
+from protocol.rounds.reducers import OPEN_VOTERS_MIN, measured, set_back, unpack_senders
+from protocol.rounds.reducers import liars as liars
+from protocol.rounds.seating import FOUNDING_ROUND, Turns, counting, earned, in_turn
 
 # Told ---------------------------------------------------------------------------------------------
 #

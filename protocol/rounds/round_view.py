@@ -22,11 +22,18 @@ from protocol.messages import (
 )
 from protocol.rounds import roster as rosters
 from protocol.rounds.ballots import BallotEntry, Ballots, Early, Unlisted
-from protocol.rounds.belief import Belief, belief_of
-from protocol.rounds.rare import never
-from protocol.rounds.reducers import Gathering, GatheringAll, Slice, one_slice, set_back
+from protocol.rounds.reducers import (
+    Belief,
+    Gathering,
+    GatheringAll,
+    Slice,
+    belief_of,
+    one_slice,
+    set_back,
+)
 from protocol.rounds.reducers import slices as cut_slices
 from protocol.rounds.round_config import RoundConfig as RoundConfig
+from protocol.rounds.round_config import never
 
 RETRY_GROWTH = 1.5
 RETRY_GROWTH_STEPS_MAX = 4

@@ -10,11 +10,10 @@ from protocol.frames import Bulk
 from protocol.identity import PeerId
 from protocol.messages import Kind, List, Seal
 from protocol.rounds.agreed import agreed_root, call_substitutes, caught, is_agreed, whole_gram
-from protocol.rounds.belief import unpack_senders
 from protocol.rounds.proposal import call_holders, said_haves
-from protocol.rounds.ramp import weighed
-from protocol.rounds.reducers import Slice
+from protocol.rounds.reducers import Slice, unpack_senders
 from protocol.rounds.round_view import Request, RoundView
+from protocol.rounds.seating import weighed
 
 # Everybody ----------------------------------------------------------------------------------------
 #

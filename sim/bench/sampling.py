@@ -89,7 +89,7 @@ _STAGES: tuple[tuple[str, tuple[str, ...]], ...] = (
         "sum",
         ("shard_store.py reduce", "training/aggregation", "compression/blocks.py weighted_sum"),
     ),
-    ("outer step", ("node/holdings/outer_step.py", "training/outer/optimizers.py")),
+    ("outer step", ("node/holdings/states.py", "training/outer/optimizers.py")),
     ("encode", ("compression/feedback.py",)),
     ("made-up numbers", _MADE_UP),
     ("trainer channel", ("training/channel/trainer_end.py", "node/trainers/trainer.py")),

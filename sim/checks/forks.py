@@ -62,7 +62,8 @@ def _never() -> bool:
 class Forks(Check):
     """I3 over records. `signer` verifies; it signs nothing.
 
-    `may_skip` says that nodes skip attempts by themselves, now and then (`protocol.rounds.rare`).
+    `may_skip` says that nodes skip attempts by themselves, now and then
+    (`protocol.rounds.round_config`).
     """
 
     name = "I3"

@@ -2,9 +2,9 @@
 
 Written from the law, not from `protocol.rounds.roster`: all nodes work a roster out by the same
 code, so where that is wrong they agree, and no other check would see it. Whose turn it is where
-there are fewer seats than peers is left to `protocol.rounds.turns`. What newcomers weigh is written
-down once more from the words of `protocol.rounds.ramp`: each seal must follow from the seal before
-and its list, so by induction from genesis.
+there are fewer seats than peers is left to `protocol.rounds.seating`. What newcomers weigh is
+written down once more from the words of `protocol.rounds.seating`: each seal must follow from the
+seal before and its list, so by induction from genesis.
 """
 
 from collections import Counter
@@ -60,7 +60,7 @@ def capped_weights(
     named: SealValue, weights: dict[PeerId, int], classes: Mapping[PeerId, str], share: float
 ) -> dict[PeerId, int]:
     """R10: those whose training too few others can run again weigh `share` together, written down
-    once more from the words of `protocol.rounds.ramp`. A float is a whole number over a power of
+    once more from the words of `protocol.rounds.seating`. A float is a whole number over a power of
     two, so this is exact."""
     voters = [seat.peer for seat in named.roster.seats if seat.voter_since >= 0]
     bad = (len(voters) - 1) // 3

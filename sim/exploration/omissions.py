@@ -24,7 +24,7 @@ from protocol.messages import (
     decode_message,
     sign_message,
 )
-from protocol.rounds.belief import pack_senders, unpack_senders
+from protocol.rounds.reducers import pack_senders, unpack_senders
 from protocol.rounds.roster import liars as num_lying
 from protocol.rounds.round_view import RoundView
 from sim.exploration.explorer import Model

@@ -29,9 +29,9 @@ from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from protocol.messages import Commit, Roster, SeatRecord
 from protocol.rounds import roster as rosters
-from protocol.rounds.belief import pack_senders
+from protocol.rounds.reducers import pack_senders
 from protocol.rounds.roster import liars
-from protocol.rounds.turns import TURN_ROUNDS
+from protocol.rounds.seating import TURN_ROUNDS
 from sim.exploration.explorer import Model
 from sim.exploration.table import LETTERS, PLAIN_COMMIT, seat
 from sim.world.nodes import peer_named

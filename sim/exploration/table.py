@@ -35,9 +35,8 @@ from protocol.messages import (
     list_digest,
     sign_message,
 )
-from protocol.rounds.belief import pack_senders
 from protocol.rounds.lapses import LearnedDeadline
-from protocol.rounds.reducers import slices
+from protocol.rounds.reducers import pack_senders, slices
 from protocol.rounds.roster import ClockRules, has_quorum
 from protocol.rounds.round_view import RoundConfig
 from sim.world.nodes import peer_named

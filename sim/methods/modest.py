@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from protocol.rounds.turns import order
+from protocol.rounds.seating import order
 
 ACTIVE_ROUNDS = 50
 """Delta k: who was not active for so many rounds is no candidate until it is heard of again."""

@@ -111,14 +111,15 @@ class WorldSettings:
 
     `is_signing_for_real` takes Ed25519 in place of keyed hashes, `is_encoding` sends every frame
     and header through its wire form. `rare` is the chance that a named rare branch is taken
-    (`protocol.rounds.rare`). `trainer` is what nodes learn: a made-up drift, or a small model on
-    text (`sim.world.trainer`). `linger_s` is how long a node serves its peers after the last round;
-    if it is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what each gives
-    joiners of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote from the
-    start, as in a run that is old already: open runs admit few voters in sixteen rounds. `liars`
-    are bent; a `conspiracy` of theirs hears of all that is made. `costs_time` says that frames keep
-    a node's loop busy, for as long as `protocol.core.budgets` puts them at: where somebody floods
-    it. `is_sharing` has equal results worked out once for all nodes (`sim.world.sharing`).
+    (`protocol.rounds.round_config`). `trainer` is what nodes learn: a made-up drift, or a small
+    model on text (`sim.world.trainer`). `linger_s` is how long a node serves its peers after the
+    last round; if it is infinite, nobody goes at the end of the run. `state_bytes_per_s` is what
+    each gives joiners of its line, 0 sets no limit. `disk` is what disks do wrong. `seated` vote
+    from the start, as in a run that is old already: open runs admit few voters in sixteen rounds.
+    `liars` are bent; a `conspiracy` of theirs hears of all that is made. `costs_time` says that
+    frames keep a node's loop busy, for as long as `protocol.core.budgets` puts them at: where
+    somebody floods it. `is_sharing` has equal results worked out once for all nodes
+    (`sim.world.sharing`).
     """
 
     is_signing_for_real: bool = False

@@ -42,8 +42,7 @@ from protocol.identity import KeyedHashSigner, PeerId, Signer, short_id
 from protocol.manifest import RunManifest
 from protocol.messages import Roster, SealCertificate, SeatRecord
 from protocol.rounds.chain import genesis
-from protocol.rounds.rare import Rare, never
-from protocol.rounds.round_config import as_it_is
+from protocol.rounds.round_config import Rare, as_it_is, never
 from protocol.rounds.round_view import RoundConfig
 from sim.world.disk import Disk
 from sim.world.edge import Edge

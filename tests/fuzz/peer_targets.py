@@ -23,7 +23,7 @@ from protocol.errors import (
 from protocol.frames import Bulk, BulkHeader, BulkItem, BulkItems, Hello, Refusal, encode_frame
 from protocol.identity import PeerId
 from protocol.manifest import WIRE_VERSION
-from protocol.rounds.belief import pack_senders, unpack_senders
+from protocol.rounds.reducers import pack_senders, unpack_senders
 from protocol.wire import encode
 from sim.processes.events import parse_event
 from tests.fuzz.mutations import json_bytes
@@ -208,7 +208,7 @@ TARGETS = [
     ),
     Target(
         name="bit map of senders",
-        covers=("protocol.rounds.belief.unpack_senders",),
+        covers=("protocol.rounds.reducers.unpack_senders",),
         read=from_bytes(_senders),
         errors=(),
         examples=lambda: (b"\x03", b"\x01\x00"),

@@ -27,9 +27,9 @@ from protocol.messages import (
     list_digest,
 )
 from protocol.rounds.chain import certify, seal_value
-from protocol.rounds.rare import Rare, never
 from protocol.rounds.restart import Restart
 from protocol.rounds.roster import has_quorum
+from protocol.rounds.round_config import Rare, never
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundView
 from tests.node.builders import CONFIG, contributed, state_after

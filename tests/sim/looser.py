@@ -14,7 +14,7 @@ from unittest import mock
 import protocol.rounds.agreement
 import protocol.rounds.proposal
 import protocol.rounds.roster
-import protocol.rounds.turns
+import protocol.rounds.seating
 from protocol import events as ev
 from protocol import limits
 from protocol.core.node_core import NodeCore
@@ -131,7 +131,7 @@ def empty_rounds_age_the_window() -> Loosened:
 
 def turns_take_any_voter() -> Loosened:
     """Of our own: whoever sat long enough gives its seat up, however few vote besides."""
-    return mock.patch.object(protocol.rounds.turns, "VOTING_SHARE", (0, 1))
+    return mock.patch.object(protocol.rounds.seating, "VOTING_SHARE", (0, 1))
 
 
 def voters_leave_at_once() -> Loosened:

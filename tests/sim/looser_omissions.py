@@ -13,8 +13,8 @@ import protocol.rounds.proposal
 import protocol.rounds.roster
 from protocol.identity import PeerId
 from protocol.messages import Have, SeatRecord
-from protocol.rounds.belief import Belief, unpack_senders
 from protocol.rounds.proposal import said_haves
+from protocol.rounds.reducers import Belief, unpack_senders
 from protocol.rounds.roster import CommitReports
 from protocol.rounds.round_view import RoundView
 

@@ -58,6 +58,7 @@ EXCLUDED = {
     "training/kernels/": "compiled arithmetic, and its twin in numpy",
     "node/reporting/": "leaf helper: tells people and logs what happened, decides nothing",
     "node/status/": "leaf helper: shows what happened, decides nothing",
+    "node/text/": "leaf helper: text fit to be shown; of node/reporting at the commit before",
     "protocol/wire.py": "leaf helper: encodes and decodes any message",
     "protocol/errors.py": "leaf helper: the exceptions",
     "protocol/limits.py": "leaf helper: the bounds",

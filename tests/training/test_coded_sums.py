@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from node.holdings.outer_step import StepRules
+from node.holdings.states import StepRules
 from protocol.errors import DecodeError
 from protocol.grid import Layout, ShardSpec, TensorSpec
 from tests.training.test_kernels import KINDS, assert_same_bits, compiled, numpy_alone, rows_of

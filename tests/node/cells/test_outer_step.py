@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from node.holdings.outer_step import OuterStepping, StepRules
+from node.holdings.states import OuterStepping, StepRules
 from protocol.grid import Layout, ShardSpec, TensorSpec, cell_root
 from training.compression import CODECS
 from training.numeric.spare_vectors import SpareVectors

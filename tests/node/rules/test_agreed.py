@@ -21,12 +21,12 @@ from protocol.rounds.agreed import (
 )
 from protocol.rounds.agreement import is_given_up
 from protocol.rounds.ballots import BallotEntry
-from protocol.rounds.belief import pack_senders
 from protocol.rounds.proposal import (
     complete_senders,
     held_runs,
     holds_all_expected,
 )
+from protocol.rounds.reducers import pack_senders
 from protocol.rounds.roster import blocking, has_quorum, liars
 from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundView

@@ -11,8 +11,7 @@ from protocol.identity import PeerId
 from protocol.messages import Agg, Kind, Roster, slice_subject
 from protocol.rounds import supply
 from protocol.rounds.agreed import agreed_root, call_substitutes
-from protocol.rounds.belief import belief_of, liars
-from protocol.rounds.reducers import slices
+from protocol.rounds.reducers import belief_of, liars, slices
 from protocol.rounds.round_view import RoundView
 from tests.node import builders
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, peers_named, roster_of

@@ -9,7 +9,7 @@ import pytest
 from protocol.leases import lease_size
 from protocol.messages import Interval, SealClock, SealValue
 from protocol.rounds import roster as rosters
-from protocol.rounds.belief import pack_senders
+from protocol.rounds.reducers import pack_senders
 from protocol.rounds.roster import InFlight, ListedContribution, next_clock, next_roster
 from tests.node.builders import CLOCK_RULES as RULES
 from tests.node.builders import peers_named, roster_of

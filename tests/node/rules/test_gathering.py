@@ -1,7 +1,6 @@
 """Who is to hold parts: of open runs those whose word that they do counts."""
 
-from protocol.rounds.belief import belief_of
-from protocol.rounds.reducers import Gathering, Slice
+from protocol.rounds.reducers import Gathering, Slice, belief_of
 from tests.node.builders import peers_named, roster_of
 
 PEERS = peers_named(8)

@@ -8,7 +8,7 @@ import pytest
 from protocol.identity import PeerId
 from protocol.messages import Roster
 from protocol.rounds import roster as rosters
-from protocol.rounds.belief import pack_senders
+from protocol.rounds.reducers import pack_senders
 from protocol.rounds.roster import ListedContribution, may_go, next_roster, voters
 from tests.node.builders import commit_body, head_of, peers_named, roster_of
 

@@ -9,7 +9,6 @@ from protocol.messages import Have, Held, Kind, List
 from protocol.rounds import proposal
 from protocol.rounds.agreement import statements
 from protocol.rounds.ballots import BallotEntry
-from protocol.rounds.belief import pack_senders, unpack_senders
 from protocol.rounds.lapses import LearnedDeadline, note_lapses
 from protocol.rounds.proposal import (
     BRANCH_TIME_OUTS_MAX,
@@ -20,6 +19,7 @@ from protocol.rounds.proposal import (
     propose,
     short_senders,
 )
+from protocol.rounds.reducers import pack_senders, unpack_senders
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
 
 PEERS = peers_named(3)

@@ -11,9 +11,9 @@ from protocol.errors import DecodeError
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec
 from protocol.messages import Roster, SeatRecord
-from protocol.rounds.belief import pack_senders
-from protocol.rounds.ramp import ERA_ROUNDS, counting, earned, parts, weighed
+from protocol.rounds.reducers import pack_senders
 from protocol.rounds.roster import ClockRules, ListedContribution, next_clock, next_roster
+from protocol.rounds.seating import ERA_ROUNDS, counting, earned, parts, weighed
 from protocol.wire import decode, encode
 from tests.node.builders import (
     CLOCK_RULES,

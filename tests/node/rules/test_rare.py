@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from node.holdings.states import round_config
-from protocol.rounds.rare import NAMES, never
+from protocol.rounds.round_config import NAMES, never
 from tests.node.builders import CONFIG, head_of, peers_named, toy_manifest, view_of
 
 QUESTION = re.compile(r'\b_?(?:rare|draw)\(\s*"([^"]*)"')

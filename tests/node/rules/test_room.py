@@ -25,7 +25,7 @@ from protocol.messages import (
 from protocol.rounds.admission import ATTEMPTS_AHEAD_MAX, SHUT_ROUNDS, may_sit_next
 from protocol.rounds.ballots import BallotEntry, Early
 from protocol.rounds.reducers import Slice
-from protocol.rounds.turns import MessageQuota, in_turn
+from protocol.rounds.seating import MessageQuota, in_turn
 from tests.node.builders import (
     CLOCK_RULES,
     CONFIG,

@@ -11,8 +11,7 @@ from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Roster
 from protocol.rounds import roster as rosters
-from protocol.rounds.belief import pack_senders
-from protocol.rounds.reducers import slices
+from protocol.rounds.reducers import pack_senders, slices
 from protocol.rounds.roster import (
     ListedContribution,
     closer,

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from protocol.rounds.rare import NAMES, Rare, never
+from protocol.rounds.round_config import NAMES, Rare, never
 from tests.node.builders import head_of, peers_named
 from tests.node.soup import Soup
 

@@ -10,7 +10,7 @@ from protocol.manifest import AdmissionSpec
 from protocol.rounds.agreement import Seen, commit_body
 from protocol.rounds.reducers import Rates
 from protocol.rounds.roster import ListedContribution, next_roster, voters
-from protocol.rounds.turns import TURN_ROUNDS, Turns, in_turn
+from protocol.rounds.seating import TURN_ROUNDS, Turns, in_turn
 from tests.node import builders
 from tests.node.builders import head_of, peers_named, roster_of
 

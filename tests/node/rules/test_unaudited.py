@@ -11,7 +11,7 @@ from protocol.evidence import words_needed
 from protocol.identity import PeerId
 from protocol.manifest import NO_ADMISSION, AdmissionSpec, AuditSpec
 from protocol.messages import Roster, Work
-from protocol.rounds.ramp import answerable, capped, unaudited, weighed
+from protocol.rounds.seating import answerable, capped, unaudited, weighed
 from sim.checks.seating import capped_weights, num_parts
 from tests.node.builders import commit_body, head_of, peers_named, roster_of
 

@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 
-from protocol.rounds import ramp
+from protocol.rounds import seating as ramp
 from sim.attacks.alone import lies_named
 from sim.local.verdict import weights_of
 from sim.trials.scenario import Scenario, overridden, settled
@@ -66,7 +66,7 @@ def _earned_twice(seats, listed, round_index, law):
 @pytest.mark.parametrize(
     ("broken", "substitute", "told"),
     [
-        ("protocol.rounds.ramp.parts", _counts_at_once, "not what the listed bytes give"),
+        ("protocol.rounds.seating.parts", _counts_at_once, "not what the listed bytes give"),
         ("protocol.rounds.roster.earned", _earned_twice, "towards its weight"),
     ],
 )

@@ -125,7 +125,7 @@ def lone(seed: int, **changes) -> Outcome:
 def uncapped(seed: int, **changes) -> Outcome:
     """Where all weigh what their tokens do, in the rules and in what checks them (I2)."""
     with (
-        patch("protocol.rounds.ramp.capped", lambda rows, those, law: list(rows)),
+        patch("protocol.rounds.seating.capped", lambda rows, those, law: list(rows)),
         patch("sim.checks.seating.capped_weights", lambda named, weights, *_: weights),
     ):
         return lone(seed, **changes)
@@ -145,7 +145,7 @@ def test_training_that_nobody_can_run_again_does_less_harm_by_its_share(seed):
 
 
 def test_weights_that_are_not_capped_are_not_what_the_listed_bytes_give(seed):
-    with patch("protocol.rounds.ramp.capped", lambda rows, those, law: list(rows)):
+    with patch("protocol.rounds.seating.capped", lambda rows, those, law: list(rows)):
         found = lone(seed)
     assert found.violation is not None
     assert "I2" in str(found.violation)

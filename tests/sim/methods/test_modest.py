@@ -5,7 +5,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.rounds.turns import order
+from protocol.rounds.seating import order
 from sim.methods.modest import ACTIVE_ROUNDS, Entry, View, sample
 
 PEERS = [bytes([number]) * 4 for number in range(16)]

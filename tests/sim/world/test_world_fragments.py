@@ -8,8 +8,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
-from node.holdings.outer_step import OuterStepping
-from node.holdings.states import round_config
+from node.holdings.states import OuterStepping, round_config
 from sim.checks.invariants import InvariantBroken
 from sim.trials.scenario import overridden
 from sim.trials.scenario_file import read_scenario
