@@ -44,9 +44,9 @@ from training.device.inner import (
     make_optimizer,
     optimizer_tensors,
 )
-from training.files.durable import read_tensors as read_tensor_file
 from training.files.exported import read_provenance, read_tensors, write_export
 from training.files.state import META_FILE, load_checkpoint, named_tensors
+from training.files.tensor_file import read_tensors as read_tensor_file
 from training.loop.inner_state import InnerFolder, InnerState
 from training.models.building import build_model
 from training.models.genesis import genesis_weights
@@ -222,7 +222,7 @@ TARGETS = [
     Target(
         name="inner state",
         covers=(
-            "training.files.durable.read_tensors",
+            "training.files.tensor_file.read_tensors",
             "training.loop.inner_state.InnerFolder.newest",
         ),
         read=_read_inner,
@@ -254,7 +254,7 @@ TARGETS = [
     ),
     Target(
         name="tensor file",
-        covers=("training.files.durable.read_tensors",),
+        covers=("training.files.tensor_file.read_tensors",),
         read=from_file(partial(read_tensor_file, tensors_max=40), "x.safetensors"),
         errors=(CheckpointError,),
         examples=_tensor_file,

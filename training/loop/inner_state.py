@@ -30,13 +30,8 @@ from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from training.channel.exchange import Contribution, RunStart, TraceRoots
 from training.device.inner import load_optimizer_tensors
-from training.files.durable import (
-    WRITING,
-    TensorFile,
-    make_folder_durably,
-    read_tensors,
-    write_tensors,
-)
+from training.files.durable import WRITING, make_folder_durably
+from training.files.tensor_file import TensorFile, read_tensors, write_tensors
 from training.methods.method import Method, MethodNotes, anchor_digest
 
 logger = logging.getLogger(__name__)

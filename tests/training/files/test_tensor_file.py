@@ -8,7 +8,8 @@ from safetensors.torch import load_file
 
 from protocol.errors import CheckpointError
 from tests.training.full_disk import files_of_at_most
-from training.files.durable import WRITING, TensorFile, read_tensors, replace_durably, write_tensors
+from training.files.durable import WRITING, replace_durably
+from training.files.tensor_file import TensorFile, read_tensors, write_tensors
 
 CONTENT = TensorFile(
     {

@@ -13,7 +13,8 @@ from protocol.grid import ShardSpec
 from tests.training.full_disk import files_of_at_most
 from tests.training.replicas import small_manifest
 from training.channel.exchange import Contribution
-from training.files.durable import WRITING, TensorFile, read_tensors, write_tensors
+from training.files.durable import WRITING
+from training.files.tensor_file import TensorFile, read_tensors, write_tensors
 from training.loop.inner_state import InnerFolder, InnerState
 from training.methods.method import anchor_digest
 
