@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from node.holdings.journal import CHAIN_FILE
-from node.holdings.receipts import RECEIPTS_FILE, decode_receipts
+from node.holdings.journal import CHAIN_FILE, RECEIPTS_FILE, decode_receipts
 from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, read_records, stream_records
 from node.holdings.shard_store import ShardStore
 from node.using.run_on_disk import RunOnDisk, refuse_taken

@@ -23,7 +23,7 @@ from sim.compiled.builds import build_folder, is_complete, mark_complete, source
 _SHOWN_LINES = 20
 
 NATIVE = {
-    "node/holdings": "journal outer_step receipts record_log recovery results shard_store states",
+    "node/holdings": "journal record_log recovery results shard_store states",
     "node/peers": "leaving",
     "node/plane": "bulk bulk_queue gathered served",
     "node/reporting": "tracing",

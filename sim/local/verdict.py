@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from node.holdings.checkpoints import stored_states
-from node.holdings.receipts import RECEIPTS_FILE
+from node.holdings.journal import RECEIPTS_FILE
 from node.holdings.shard_store import ShardStore
 from node.reporting.trace_file import read_trace
 from node.reporting.tracing import (

@@ -8,8 +8,7 @@ from tempfile import TemporaryDirectory
 
 from blake3 import blake3
 
-from node.holdings.journal import CHAIN_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
-from node.holdings.receipts import RECEIPTS_FILE
+from node.holdings.journal import CHAIN_FILE, RECEIPTS_FILE, RESULTS_FOLDER, SLOTS_FILE, FileJournal
 from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, read_records
 from node.holdings.shard_store import Item
 from node.plane.gathered import FETCH_FILE, PartialCells
@@ -270,8 +269,8 @@ TARGETS = [
                 "node.holdings.journal.FileJournal",
                 "node.holdings.journal.FileJournal.read_chain",
                 "node.holdings.journal.FileJournal.read_receipts",
-                "node.holdings.receipts.ReceiptLog.read",
-                "node.holdings.receipts.decode_receipts",
+                "node.holdings.journal.ReceiptLog.read",
+                "node.holdings.journal.decode_receipts",
                 "node.holdings.record_log.RecordLog.read",
             ),
             read=_journal(name),

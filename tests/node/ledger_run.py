@@ -5,7 +5,7 @@ from functools import lru_cache
 from pathlib import Path, PurePath
 from typing import Any
 
-from node.holdings.receipts import RECEIPTS_FILE, ReceiptLog, decode_receipts
+from node.holdings.journal import RECEIPTS_FILE, ReceiptLog, decode_receipts
 from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, stream_records
 from node.holdings.states import round_config
 from node.state.folder import MANIFEST_FILE, run_folder

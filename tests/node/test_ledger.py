@@ -10,8 +10,7 @@ from typer.testing import CliRunner
 
 from node.commands import credit as commands  # noqa: F401 - it registers
 from node.commands.app import app
-from node.holdings.journal import CHAIN_FILE
-from node.holdings.receipts import RECEIPTS_FILE
+from node.holdings.journal import CHAIN_FILE, RECEIPTS_FILE
 from node.holdings.record_log import pack_record
 from node.state.stored_manifest import ANY_SIGNER
 from node.using import ledger as ledger_module

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
-from node.holdings.journal import FileJournal
-from node.holdings.receipts import ReceiptLog, listed_commits
+from node.holdings.journal import FileJournal, ReceiptLog, listed_commits
 from node.holdings.record_log import RecordLog
 from node.holdings.shard_store import ShardStore
 from protocol import events as ev

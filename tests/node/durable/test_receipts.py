@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from node.holdings.receipts import RECEIPTS_FILE, ReceiptLog
+from node.holdings.journal import RECEIPTS_FILE, ReceiptLog
 from node.holdings.record_log import RECORD_BYTES_MAX
 from node.using.ledger import ExportHead, export_ledger, ledger_of
 from protocol.errors import LedgerError
