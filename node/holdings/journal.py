@@ -50,8 +50,8 @@ from training.files.durable import SYSTEM_FILES, Files
 #
 # A COMMIT says its round and the seal that it is on, and the seal that lists it has its digest: so
 # order does not matter, a record that no seal of the chain lists counts for nothing, and a missing
-# one leaves its round unproven and nothing else. What is kept is bounded: the COMMITs of the last two
-# eras, and of all before them one total per peer.
+# one leaves its round unproven and nothing else. What is kept is bounded: the COMMITs of the last
+# two eras, and of all before them one total per peer.
 
 RECEIPTS_FILE = "receipts.log"
 

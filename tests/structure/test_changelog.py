@@ -32,7 +32,7 @@ def test_each_fragment_becomes_a_line_of_the_next_release() -> None:
 
 
 def test_fragment_that_would_be_lost_is_seen(tmp_path: Path) -> None:
-    for name, text in (("new-thing.md", "It is new.\n"), ("+a.novel.md", "It is.\n")):
+    for name, text in (("new-thing" + ".md", "It is new.\n"), ("+a.novel.md", "It is.\n")):
         (tmp_path / name).write_text(text)
         assert "KIND" in faults_of(tmp_path / name, {"added"})[0]
     (tmp_path / "+a.added.md").write_text("no sentence\n")
