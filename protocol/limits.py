@@ -182,14 +182,6 @@ ENTRY_BYTES_MAX = 16 * KIB
 ENTRY_BODY_BYTES_MAX = ENTRY_BYTES_MAX - 512
 """An entry's other fields take at most 305 bytes."""
 
-ENTRIES_PER_WRITER_MAX = 256
-ENTRY_BYTES_PER_WRITER_MAX = 112 * KIB
-"""Of all kinds together: `protocol.entry_kinds` shares both out, so that each kind has a count."""
-
-ENTRIES_TOTAL_BYTES_MAX = 96 * MIB
-"""What all kinds and the evidence come to if everything is as large as it may be: 96 MiB. Members'
-own records are small: those of 10,000 take about 15 MiB."""
-
 EVIDENCE_MAX = 4096
 STATEMENT_BYTES_MAX = 2 * KIB
 """Evidence that is held, and one of the two statements in it: a fork takes some 700 bytes, two

@@ -109,11 +109,6 @@ class RelayBooks:
         """Places that are taken."""
         return len(self._hosts)
 
-    @property
-    def num_circuits(self) -> int:
-        """Circuits that are open."""
-        return self._num_circuits
-
     def has_place(self, peer: PeerId) -> bool:
         """Whether others may be led to `peer`."""
         return peer in self._hosts

@@ -126,11 +126,6 @@ class Served:
         for root in [r for r, held in self._held.items() if now_s > held.asked_s + HELD_S]:
             del self._held[root]
 
-    @property
-    def num_held(self) -> int:
-        """States that stay because they are asked for."""
-        return len(self._held)
-
     def _find_state(self, certificate: SealCertificate, now_s: float) -> CellSource | None:
         root = certificate.value.root
         held, state = self._held.get(root), self._store.state_of(root)

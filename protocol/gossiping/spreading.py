@@ -109,11 +109,6 @@ class Spreading:
         self.duplicates = 0
         """Entries that came although they were held."""
 
-    @property
-    def num_wanted(self) -> int:
-        """Ids that were asked for and have not come."""
-        return len(self._wants)
-
     def wakeup_s(self) -> float:
         """When `tick` is due at the latest."""
         return self._look_s

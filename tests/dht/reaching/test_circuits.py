@@ -167,7 +167,7 @@ def test_circuits_lead_to_those_who_have_a_place_and_are_bounded():
     assert "no circuit is left" in made.open_circuit(C, D, 0.0)
     made.close_circuit(A, B)
     assert made.open_circuit(C, B, 0.0) == ""
-    assert made.num_circuits == 3
+    assert made._num_circuits == 3
 
 
 def test_sender_pays_and_a_new_day_begins_with_nothing_sent():

@@ -80,10 +80,10 @@ async def test_circuit_leads_to_whoever_has_a_place_in_memory(autojump_clock):
         circuit = await join_circuit(near, relay.transport.peer_id, far.peer_id)
         await circuit.send_all(b"hello")
         assert await circuit.receive_exactly(5) == b"hello"
-        assert relay.server.books.num_circuits == 1
+        assert relay.server.books._num_circuits == 1
         await circuit.aclose()
         await trio.sleep(1)
-        assert relay.server.books.num_circuits == 0
+        assert relay.server.books._num_circuits == 0
 
 
 async def test_nobody_is_led_to_a_peer_without_a_place_or_a_silent_one(autojump_clock):
@@ -101,7 +101,7 @@ async def test_nobody_is_led_to_a_peer_without_a_place_or_a_silent_one(autojump_
         ):
             await join_circuit(near, relay.transport.peer_id, frozen.peer_id)
         await trio.testing.wait_all_tasks_blocked()
-        assert relay.server.books.num_circuits == 0
+        assert relay.server.books._num_circuits == 0
         await stream.aclose()
 
 
@@ -177,7 +177,7 @@ async def test_idle_circuit_ends(autojump_clock):
         _, _ = await relay.reserve(far)
         circuit = await join_circuit(near, relay.transport.peer_id, far.peer_id)
         await trio.sleep(relay_server.IDLE_S + 1)
-        assert relay.server.books.num_circuits == 0
+        assert relay.server.books._num_circuits == 0
         with pytest.raises(StreamClosedError):
             await circuit.receive_exactly(1)
 

@@ -41,7 +41,7 @@ async def test_stranger_whose_last_message_does_not_decrypt_harms_nobody():
         await circuit.send_all(message(b""))
         await receive_message(circuit)
         await circuit.send_all(struct.pack("!H", 200) + os.urandom(200))
-        await until(lambda: not made.server.books.num_circuits)
+        await until(lambda: not made.server.books._num_circuits)
         await near.connect(far.peer_id, relayed(far))
         assert await ask(await near.open_stream(far.peer_id, ECHO), b"still") == b"still"
 

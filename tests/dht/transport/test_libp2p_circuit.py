@@ -76,9 +76,9 @@ async def test_peers_that_know_only_a_relay_speak_with_each_other_over_one_circu
         frame = os.urandom(3 * MIB)
         assert await ask(stream, frame) == frame
         assert far.connected() == tuple(sorted((made.relay.peer_id, near.peer_id)))
-        assert made.server.books.num_circuits == 1
+        assert made.server.books._num_circuits == 1
         await near.disconnect(far.peer_id)
-        await until(lambda: not made.server.books.num_circuits)
+        await until(lambda: not made.server.books._num_circuits)
         await until(lambda: near.peer_id not in far.connected())
 
 
@@ -139,7 +139,7 @@ async def test_garbage_over_a_circuit_harms_nobody(garbage):
         circuit = await join_circuit(near, made.relay.peer_id, far.peer_id)
         await circuit.send_all(garbage)
         await circuit.aclose()
-        await until(lambda: not made.server.books.num_circuits)
+        await until(lambda: not made.server.books._num_circuits)
         await near.connect(far.peer_id, relayed(far))
         assert await ask(await near.open_stream(far.peer_id, ECHO), b"still") == b"still"
 
