@@ -3,6 +3,20 @@
 What arrives is measured against these before a byte of it is allocated or believed.
 """
 
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def keep_newest(kept: dict[K, V], key: K, value: V, num_max: int) -> None:
+    """File a value as the newest of at most so many; what was filed longest ago makes room."""
+    kept.pop(key, None)  # Dicts keep the order in which keys came.
+    kept[key] = value
+    while len(kept) > num_max:
+        del kept[next(iter(kept))]
+
+
 KIB = 1024
 MIB = 1024 * KIB
 

@@ -19,6 +19,7 @@ from typing import Annotated
 import trio
 
 from dht.reaching.addresses import NARROW_BITS, host_and_port, is_public, is_service
+from protocol import limits
 from protocol.errors import DecodeError, NetworkError, PeerError
 from protocol.identity import PeerId, short_id
 from protocol.transport import Stream, Transport
@@ -160,11 +161,7 @@ class Votes:
             raise DecodeError("a dial-back to another place than was asked for")
         if _is_ip6(place[0]) != _is_ip6(network):
             raise DecodeError("a dial-back by another IP version than we are seen by")
-        # Again at the end: the first one is of whom was heard longest ago.
-        self._votes.pop((port, network), None)
-        if len(self._votes) >= VOTES_MAX:
-            del self._votes[next(iter(self._votes))]
-        self._votes[port, network] = _Vote(outcome, now_s)
+        limits.keep_newest(self._votes, (port, network), _Vote(outcome, now_s), VOTES_MAX)
 
     def proved(self, now_s: float) -> tuple[str, ...]:
         """Addresses at which we answer, as most networks say that were asked for the like."""

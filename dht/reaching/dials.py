@@ -10,7 +10,7 @@ the peer answers, and a swarm whose peers are there never waits. All but the wai
 """
 
 import ipaddress
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -19,6 +19,7 @@ from enum import IntEnum
 import trio
 
 from dht.reaching.addresses import first_hop, host_and_port, is_public, parse_circuit
+from protocol import limits
 from protocol.identity import PeerId
 from protocol.transport import Pace
 
@@ -135,8 +136,8 @@ class DialMemory:
 
     def __init__(self) -> None:
         self.turns = DialTurns()
-        self._tried: OrderedDict[str, _Tried] = OrderedDict()
-        self._hosts: OrderedDict[str, _DialledHost] = OrderedDict()
+        self._tried: dict[str, _Tried] = {}
+        self._hosts: dict[str, _DialledHost] = {}
 
     def __len__(self) -> int:
         return len(self._tried)
@@ -164,7 +165,7 @@ class DialMemory:
     def note_tried(self, address: str, now_s: float, *, is_trusted: bool = False) -> None:
         """It is being dialled now."""
         place = first_hop(address)
-        tried = self._tried.pop(place, None)
+        tried = self._tried.get(place)
         if tried is None:
             tried = _Tried(now_s)
         else:
@@ -173,9 +174,7 @@ class DialMemory:
             tried.delay_s = min(max(AGAIN_FIRST_S, 2 * tried.delay_s), AGAIN_MAX_S)
         tried.got_no_turn = False
         tried.is_counted = not (is_trusted or tried.has_answered)
-        self._tried[place] = tried
-        while len(self._tried) > REMEMBERED_MAX:
-            self._tried.popitem(last=False)
+        limits.keep_newest(self._tried, place, tried, REMEMBERED_MAX)
         if tried.is_counted:
             self._count(place, now_s)
 
@@ -260,13 +259,11 @@ class DialMemory:
 
     def _count(self, place: str, now_s: float) -> None:
         name = _host_of(place)
-        host = self._hosts.pop(name, None)
+        host = self._hosts.get(name)
         if host is None or now_s >= host.since_s + STRANGE_S:
             host = _DialledHost(now_s)
         host.num += 1
-        self._hosts[name] = host
-        while len(self._hosts) > REMEMBERED_MAX:
-            self._hosts.popitem(last=False)
+        limits.keep_newest(self._hosts, name, host, REMEMBERED_MAX)
 
 
 def _host_of(place: str) -> str:

@@ -262,10 +262,9 @@ class Spreading:
             else:
                 del self._wants[entry_id]
         for peer in idle:
-            owed, _ = self._unserved.pop(peer, (0, 0.0))
-            self._unserved[peer] = (owed + 1, now_s)
-            if len(self._unserved) > limits.PARTIAL_VIEW_MAX:
-                self._unserved.popitem(last=False)
+            owed, _ = self._unserved.get(peer, (0, 0.0))
+            most = limits.PARTIAL_VIEW_MAX
+            limits.keep_newest(self._unserved, peer, (owed + 1, now_s), most)
         for peer, ids in again.items():
             self._ask(peer, ids, now_s)
 
