@@ -18,9 +18,9 @@ from typing import Annotated, Literal, get_args
 import trio
 
 from protocol import limits
-from protocol.errors import DecodeError
 from protocol.identity import PeerId, parse_peer_id, peer_id_text
-from protocol.wire import Peer, Range, Size, decode, encode
+from protocol.transport import TypedFrames
+from protocol.wire import Peer, Range, Size
 
 PROBE_S = 0.5
 """For one look. A machine that is busy answers later, and is there."""
@@ -288,28 +288,11 @@ Answer = Granted | Joined | Refused
 
 FRAME_BYTES_MAX = 256
 
-_KINDS: dict[int, type[Ask | Answer | Incoming]] = {
-    1: Reserve,
-    2: Granted,
-    3: Join,
-    4: Joined,
-    5: Incoming,
-    6: Refused,
-}
-_TYPE_IDS = {kind: type_id for type_id, kind in _KINDS.items()}
-
-
-def encode_word(message: Ask | Answer | Incoming) -> bytes:
-    """The frame of a message: one type byte, then canonical msgpack."""
-    return bytes((_TYPE_IDS[type(message)],)) + encode(message)
-
-
-def decode_word(frame: bytes) -> Ask | Answer | Incoming:
-    """The message in `frame`. Raises DecodeError for all other bytes."""
-    kind = _KINDS.get(frame[0]) if frame else None
-    if kind is None:
-        raise DecodeError("no message of a relay")
-    return decode(kind, frame[1:], max_bytes=FRAME_BYTES_MAX)
+RELAY_FRAMES = TypedFrames[Ask | Answer | Incoming](
+    "message of a relay",
+    (Reserve, Granted, Join, Joined, Incoming, Refused),
+    max_bytes=FRAME_BYTES_MAX,
+)
 
 
 PrivateAddresses = Literal["auto", "always", "never"]

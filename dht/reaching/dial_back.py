@@ -22,8 +22,8 @@ from dht.reaching.addresses import NARROW_BITS, host_and_port, is_public, is_ser
 from protocol import limits
 from protocol.errors import DecodeError, NetworkError, PeerError
 from protocol.identity import PeerId, short_id
-from protocol.transport import Stream, Transport
-from protocol.wire import Range, Size, decode, encode
+from protocol.transport import Stream, Transport, TypedFrames
+from protocol.wire import Range, Size
 
 logger = logging.getLogger(__name__)
 
@@ -77,21 +77,9 @@ class Declined:
 
 Outcome = Answered | Silent | Declined
 
-_KINDS: dict[int, type[Check | Outcome]] = {1: Check, 2: Answered, 3: Silent, 4: Declined}
-_TYPE_IDS = {kind: type_id for type_id, kind in _KINDS.items()}
-
-
-def encode_check(message: Check | Outcome) -> bytes:
-    """The frame of a message: one type byte, then canonical msgpack."""
-    return bytes((_TYPE_IDS[type(message)],)) + encode(message)
-
-
-def decode_check(frame: bytes) -> Check | Outcome:
-    """The message in `frame`. Raises DecodeError for all other bytes."""
-    kind = _KINDS.get(frame[0]) if frame else None
-    if kind is None:
-        raise DecodeError("no message of a dial-back")
-    return decode(kind, frame[1:], max_bytes=FRAME_BYTES_MAX)
+DIAL_BACK_FRAMES = TypedFrames[Check | Outcome](
+    "message of a dial-back", (Check, Answered, Silent, Declined), max_bytes=FRAME_BYTES_MAX
+)
 
 
 # Who is asked ---------------------------------------------------------------------------------
@@ -241,11 +229,11 @@ class DialBackServer:
         self._num_at_once += 1
         try:
             with trio.move_on_after(ASK_S):
-                message = decode_check(await stream.receive_frame(FRAME_BYTES_MAX))
+                message = await DIAL_BACK_FRAMES.receive(stream)
                 if not isinstance(message, Check):
                     raise DecodeError("an answer where a check belongs")
                 outcome = await self._check(stream.peer, message.port)
-                await stream.send_frame(encode_check(outcome))
+                await DIAL_BACK_FRAMES.send(stream, outcome)
         finally:
             self._num_at_once -= 1
 
@@ -350,8 +338,8 @@ class DialBackClient:
             with trio.fail_after(ANSWER_S):
                 stream = await self._transport.open_stream(peer, DIAL_BACK_PROTOCOL)
                 try:
-                    await stream.send_frame(encode_check(Check(port)))
-                    outcome = decode_check(await stream.receive_frame(FRAME_BYTES_MAX))
+                    await DIAL_BACK_FRAMES.send(stream, Check(port))
+                    outcome = await DIAL_BACK_FRAMES.receive(stream)
                 finally:
                     with trio.CancelScope(shield=True):
                         await stream.aclose()

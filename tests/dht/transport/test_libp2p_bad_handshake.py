@@ -10,7 +10,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dht.reaching import relay_server
-from dht.reaching.addresses import RELAY_PROTOCOL, Joined, circuit_address, encode_word
+from dht.reaching.addresses import RELAY_FRAMES, RELAY_PROTOCOL, Joined, circuit_address
 from dht.reaching.relay_client import join_circuit
 from dht.transport.libp2p_inbound import encode_line
 from protocol.errors import NetworkError, UnreachableError
@@ -51,7 +51,7 @@ async def test_relay_that_answers_in_somebodys_place_is_a_failed_dial():
 
         async def impostor(stream):
             await stream.receive_frame(256)
-            await stream.send_frame(encode_word(Joined()))
+            await stream.send_frame(RELAY_FRAMES.encode(Joined()))
             await stream.send_all(HEADER)
             heard = b""
             while not heard.endswith(NOISE):
