@@ -29,6 +29,7 @@ LOOKS, LOOK_AGAIN_S = 2, 0.1
 """A listener that is being replaced is missing for an instant."""
 
 
+_Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -49,6 +50,15 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     if _PORT.fullmatch(words[4]) is None or not 1 <= int(words[4]) <= 65535:
         return None
     return words[2], int(words[4])
+
+
+def ip_of(address: str) -> _Host | None:
+    """The host of an address of TCP over IP; None of any other."""
+    place = host_and_port(address)
+    try:
+        return None if place is None else ipaddress.ip_address(place[0])
+    except ValueError:
+        return None
 
 
 def telling(addresses: Sequence[str], reached: Reached) -> list[tuple[str, int]]:
@@ -134,8 +144,6 @@ there may be machines of others, and nobody shall have us knock at their mail se
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
-_Host = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
@@ -170,14 +178,10 @@ def is_circuit(address: str) -> bool:
 
 def is_public(address: str) -> bool:
     """Whether an address of TCP over IP means the same machine wherever it is dialled from."""
-    place = host_and_port(address)
-    if place is None:
+    found = ip_of(address)
+    if found is None:
         return False
-    try:
-        host = ipaddress.ip_address(place[0])
-    except ValueError:
-        return False
-    host = _within(host)
+    host = _within(found)
     return not host.is_multicast and not any(
         host in network for network in _NEAR if network.version == host.version
     )
@@ -333,18 +337,10 @@ WIDE_BITS = {4: 16, 6: 32}
 
 def subnets(addresses: Iterable[str], bits: dict[int, int]) -> frozenset[str]:
     """The public networks of so many bits that `addresses` lie in."""
-    found = set()
-    for place in map(host_and_port, addresses):
-        if place is None:
-            continue
-        try:
-            host = ipaddress.ip_address(place[0])
-        except ValueError:
-            continue
-        if host.is_global:
-            network = ipaddress.ip_network((host, bits[host.version]), strict=False)
-            found.add(str(network))
-    return frozenset(found)
+    hosts = [host for host in map(ip_of, addresses) if host is not None and host.is_global]
+    return frozenset(
+        str(ipaddress.ip_network((host, bits[host.version]), strict=False)) for host in hosts
+    )
 
 
 VIRTUAL = (

@@ -18,7 +18,7 @@ from typing import Annotated
 
 import trio
 
-from dht.reaching.addresses import NARROW_BITS, host_and_port, is_public, is_service
+from dht.reaching.addresses import NARROW_BITS, host_and_port, ip_of, is_public, is_service
 from protocol import limits
 from protocol.errors import DecodeError, NetworkError, PeerError
 from protocol.identity import PeerId, short_id
@@ -87,19 +87,17 @@ DIAL_BACK_FRAMES = TypedFrames[Check | Outcome](
 
 def network_of(address: str) -> str:
     """The network that votes as one, of a public address; nothing for any other."""
-    place = host_and_port(address)
-    if place is None or not is_public(address):
+    host = ip_of(address)
+    if host is None or not is_public(address):
         return ""
-    host = ipaddress.ip_address(place[0])
     return str(ipaddress.ip_network((host, NARROW_BITS[host.version]), strict=False))
 
 
 def to_dial(seen: str, port: int) -> str:
     """Where a peer is dialled back that comes from `seen`; nothing where it may not be."""
-    place = host_and_port(seen)
-    if place is None or not is_public(seen) or is_service(port):
+    host = ip_of(seen)
+    if host is None or not is_public(seen) or is_service(port):
         return ""
-    host = ipaddress.ip_address(place[0])
     return f"/ip{host.version}/{host}/tcp/{port}"
 
 

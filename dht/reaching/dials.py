@@ -9,7 +9,6 @@ share its turns: of those that nobody has answered, ten begin in a second. A tur
 the peer answers, and a swarm whose peers are there never waits. All but the waiting is pure.
 """
 
-import ipaddress
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
@@ -18,7 +17,7 @@ from enum import IntEnum
 
 import trio
 
-from dht.reaching.addresses import first_hop, host_and_port, is_public, parse_circuit
+from dht.reaching.addresses import first_hop, host_and_port, ip_of, is_public, parse_circuit
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.transport import Pace
@@ -273,11 +272,7 @@ def _host_of(place: str) -> str:
 
 
 def _most_of(place: str) -> int | None:
-    where = host_and_port(place)
-    try:
-        host = ipaddress.ip_address(where[0]) if where is not None else None
-    except ValueError:
-        return STRANGE_A_HOST_MAX
+    host = ip_of(place)
     if host is None or is_public(place):
         return STRANGE_A_HOST_MAX
     return None if host.is_loopback else STRANGE_A_NEAR_HOST_MAX

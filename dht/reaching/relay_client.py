@@ -73,18 +73,14 @@ class Places:
         is_wanted: Callable[[], bool],
     ) -> None:
         """`listens` tells a public address at which we have dialled a connected peer, or nothing:
-        there others may dial it too."""
+        there others may dial it too. `is_wanted`: whether nobody can dial this node, as far as it
+        knows, so that it needs a relay."""
         self._transport = transport
         self._listens = listens
-        self._is_wanted = is_wanted
+        self.is_wanted = is_wanted
         self._candidates: dict[PeerId, _RelayCandidate] = {}
         self._places: dict[PeerId, Place] = {}
         self._changed = trio.Event()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether this node needs a relay: nobody can dial it, as far as it knows."""
-        return self._is_wanted()
 
     def addresses(self) -> tuple[str, ...]:
         """Where we may be dialled through the relays."""
@@ -112,7 +108,7 @@ class Places:
         """Find relays among the peers that we dial, and keep places there, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                if self._is_wanted():
+                if self.is_wanted():
                     self._look(nursery)
                 await trio.sleep(LOOK_S)
 
