@@ -451,10 +451,6 @@ class KademliaDirectory:
         alive = (r for r in winners if r.value and is_timely(r, self._wall_clock()))
         return tuple(sorted(alive, key=lambda record: record.writer))
 
-    def contact(self, peer: PeerId) -> Contact | None:
-        """Where `peer` says that it listens, if it is in our table."""
-        return self.kademlia.table.get(peer)
-
     def contacts(self) -> tuple[Contact, ...]:
         """Every peer in our table: what to remember for the next start."""
         return self.kademlia.table.contacts()

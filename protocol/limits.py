@@ -3,6 +3,20 @@
 What arrives is measured against these before a byte of it is allocated or believed.
 """
 
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def keep_newest(kept: dict[K, V], key: K, value: V, num_max: int) -> None:
+    """File a value as the newest of at most so many; what was filed longest ago makes room."""
+    kept.pop(key, None)  # Dicts keep the order in which keys came.
+    kept[key] = value
+    while len(kept) > num_max:
+        del kept[next(iter(kept))]
+
+
 KIB = 1024
 MIB = 1024 * KIB
 
@@ -181,14 +195,6 @@ ENTRY_BYTES_MAX = 16 * KIB
 
 ENTRY_BODY_BYTES_MAX = ENTRY_BYTES_MAX - 512
 """An entry's other fields take at most 305 bytes."""
-
-ENTRIES_PER_WRITER_MAX = 256
-ENTRY_BYTES_PER_WRITER_MAX = 112 * KIB
-"""Of all kinds together: `protocol.entry_kinds` shares both out, so that each kind has a count."""
-
-ENTRIES_TOTAL_BYTES_MAX = 96 * MIB
-"""What all kinds and the evidence come to if everything is as large as it may be: 96 MiB. Members'
-own records are small: those of 10,000 take about 15 MiB."""
 
 EVIDENCE_MAX = 4096
 STATEMENT_BYTES_MAX = 2 * KIB

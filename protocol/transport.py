@@ -7,11 +7,14 @@ transport.
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from typing import Annotated, Protocol
+from typing import Annotated, Generic, Protocol, TypeVar
 
 from protocol import limits
+from protocol.errors import DecodeError
 from protocol.identity import PeerId
-from protocol.wire import Size
+from protocol.wire import Size, decode, encode
+
+T = TypeVar("T")
 
 Address = Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)]
 Addresses = Annotated[tuple[Address, ...], Size(0, limits.DHT_ADDRESSES_PER_CONTACT_MAX)]
@@ -150,3 +153,33 @@ def taken(waiting: deque[memoryview], num_bytes: int) -> Iterator[memoryview]:
             part = part[:num_bytes]
         num_bytes -= len(part)
         yield part
+
+
+class TypedFrames(Generic[T]):
+    """The frames of a protocol of few messages: one type byte, then canonical msgpack."""
+
+    def __init__(self, what: str, kinds: Sequence[type[T]], *, max_bytes: int) -> None:
+        """`kinds` have the type bytes 1, 2, ... in their order; `what` is said of no frame."""
+        self._what = what
+        self._kinds = dict(enumerate(kinds, 1))
+        self._numbers = {kind: number for number, kind in self._kinds.items()}
+        self._bytes_max = max_bytes
+
+    def encode(self, message: T) -> bytes:
+        """The frame of a message."""
+        return bytes((self._numbers[type(message)],)) + encode(message)
+
+    def decode(self, frame: bytes) -> T:
+        """The message in `frame`. Raises DecodeError for all other bytes."""
+        kind = self._kinds.get(frame[0]) if frame else None
+        if kind is None:
+            raise DecodeError(f"no {self._what}")
+        return decode(kind, frame[1:], max_bytes=self._bytes_max)
+
+    async def send(self, stream: Stream, message: T) -> None:
+        """Send one message. Raises StreamClosedError."""
+        await stream.send_frame(self.encode(message))
+
+    async def receive(self, stream: Stream) -> T:
+        """The next message. Raises DecodeError, LimitError, StreamClosedError."""
+        return self.decode(await stream.receive_frame(self._bytes_max))

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from node.commands.app import app, print_json, refuse_idle
+from node.commands.app import JsonOption, app, print_json, refuse_idle
 from sim import bench_commands, process_commands
 
 __all__ = ["bench_commands", "process_commands", "sim_app"]
@@ -57,9 +57,6 @@ RoundsOption = Annotated[
     typer.Option(
         "--rounds", help="Number of rounds, in place of the scenario's.", show_default=False
     ),
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object as the last line of standard output.")
 ]
 TraceOption = Annotated[
     Path | None,

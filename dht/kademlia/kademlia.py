@@ -231,9 +231,7 @@ class Kademlia:
             return Verdict.VALID if is_timely(record, wall_s) else Verdict.UNTIMELY
         found = verdict(record, self._signer, wall_s)
         if found is Verdict.VALID:
-            self._believed[record] = None
-            if len(self._believed) > _BELIEVED_MAX:
-                self._believed.popitem(last=False)
+            limits.keep_newest(self._believed, record, None, _BELIEVED_MAX)
         return found
 
     def _remember_failure(self, peer: PeerId, until_s: float, pause_s: float) -> None:

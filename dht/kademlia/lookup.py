@@ -16,7 +16,6 @@ width, concurrency and queries of one look-up, so three of them cost a query or 
 
 import bisect
 import enum
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, replace
@@ -548,7 +547,7 @@ class PeerTimes:
     def __init__(self, *, at_first_s: float) -> None:
         """`at_first_s` is what is granted to peers of which nothing is known."""
         self._at_first_s = at_first_s
-        self._peers: OrderedDict[PeerId, _Timer] = OrderedDict()
+        self._peers: dict[PeerId, _Timer] = {}
         self._dials: _Timer | None = None
 
     def answered(self, peer: PeerId, took_s: float, *, is_dialled: bool) -> None:
@@ -558,11 +557,9 @@ class PeerTimes:
                 self._dials = _Timer(took_s, took_s / 2)
             self._dials.took(took_s)
             return
-        timer = self._peers.setdefault(peer, _Timer(took_s, took_s / 2))
+        timer = self._peers.get(peer) or _Timer(took_s, took_s / 2)
         timer.took(took_s)
-        self._peers.move_to_end(peer)
-        if len(self._peers) > _PEERS_MAX:
-            self._peers.popitem(last=False)
+        limits.keep_newest(self._peers, peer, timer, _PEERS_MAX)
 
     def slow_after_s(self, peer: PeerId) -> float:
         """The silence after which `peer` counts as slow."""

@@ -43,10 +43,8 @@ class RequestQuotas:
 
     def wait_s(self, peer: PeerId, now_s: float) -> float:
         """Count a request of `peer`; how long to wait before it is answered."""
-        paid_s = max(self._paid_until_s.pop(peer, 0.0), now_s) + self._interval_s
-        self._paid_until_s[peer] = paid_s
-        if len(self._paid_until_s) > _PEERS_MAX:
-            self._paid_until_s.popitem(last=False)
+        paid_s = max(self._paid_until_s.get(peer, 0.0), now_s) + self._interval_s
+        limits.keep_newest(self._paid_until_s, peer, paid_s, _PEERS_MAX)
         return max(0.0, paid_s - self._burst_s - now_s)
 
 

@@ -18,6 +18,7 @@ from dht.kademlia.keyspace import (
     random_key_in_bucket,
 )
 from dht.reaching.addresses import NARROW_BITS, WIDE_BITS, subnets
+from protocol import limits
 from protocol.identity import PeerId
 from protocol.transport import Addresses
 from protocol.wire import Peer
@@ -121,10 +122,7 @@ class RoutingTable:
             bucket.entries[contact.peer] = entry
             bucket.entries.move_to_end(contact.peer)
             return None
-        bucket.replacements[contact.peer] = entry
-        bucket.replacements.move_to_end(contact.peer)
-        if len(bucket.replacements) > self._bucket_size:
-            bucket.replacements.popitem(last=False)
+        limits.keep_newest(bucket.replacements, contact.peer, entry, self._bucket_size)
         oldest = next(iter(bucket.entries.values()))
         return oldest.contact if now_s - oldest.seen_s > stale_after_s else None
 

@@ -18,9 +18,9 @@ from typing import Annotated, Literal, get_args
 import trio
 
 from protocol import limits
-from protocol.errors import DecodeError
 from protocol.identity import PeerId, parse_peer_id, peer_id_text
-from protocol.wire import Peer, Range, Size, decode, encode
+from protocol.transport import TypedFrames
+from protocol.wire import Peer, Range, Size
 
 PROBE_S = 0.5
 """For one look. A machine that is busy answers later, and is there."""
@@ -29,6 +29,7 @@ LOOKS, LOOK_AGAIN_S = 2, 0.1
 """A listener that is being replaced is missing for an instant."""
 
 
+_Host = ipaddress.IPv4Address | ipaddress.IPv6Address
 _PORT = re.compile(r"[0-9]{1,5}")
 
 
@@ -49,6 +50,15 @@ def host_and_port(address: str) -> tuple[str, int] | None:
     if _PORT.fullmatch(words[4]) is None or not 1 <= int(words[4]) <= 65535:
         return None
     return words[2], int(words[4])
+
+
+def ip_of(address: str) -> _Host | None:
+    """The host of an address of TCP over IP; None of any other."""
+    place = host_and_port(address)
+    try:
+        return None if place is None else ipaddress.ip_address(place[0])
+    except ValueError:
+        return None
 
 
 def telling(addresses: Sequence[str], reached: Reached) -> list[tuple[str, int]]:
@@ -134,8 +144,6 @@ there may be machines of others, and nobody shall have us knock at their mail se
 
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
-_Host = ipaddress.IPv4Address | ipaddress.IPv6Address
-
 
 @dataclass(frozen=True, slots=True)
 class Circuit:
@@ -170,14 +178,10 @@ def is_circuit(address: str) -> bool:
 
 def is_public(address: str) -> bool:
     """Whether an address of TCP over IP means the same machine wherever it is dialled from."""
-    place = host_and_port(address)
-    if place is None:
+    found = ip_of(address)
+    if found is None:
         return False
-    try:
-        host = ipaddress.ip_address(place[0])
-    except ValueError:
-        return False
-    host = _within(host)
+    host = _within(found)
     return not host.is_multicast and not any(
         host in network for network in _NEAR if network.version == host.version
     )
@@ -288,28 +292,11 @@ Answer = Granted | Joined | Refused
 
 FRAME_BYTES_MAX = 256
 
-_KINDS: dict[int, type[Ask | Answer | Incoming]] = {
-    1: Reserve,
-    2: Granted,
-    3: Join,
-    4: Joined,
-    5: Incoming,
-    6: Refused,
-}
-_TYPE_IDS = {kind: type_id for type_id, kind in _KINDS.items()}
-
-
-def encode_word(message: Ask | Answer | Incoming) -> bytes:
-    """The frame of a message: one type byte, then canonical msgpack."""
-    return bytes((_TYPE_IDS[type(message)],)) + encode(message)
-
-
-def decode_word(frame: bytes) -> Ask | Answer | Incoming:
-    """The message in `frame`. Raises DecodeError for all other bytes."""
-    kind = _KINDS.get(frame[0]) if frame else None
-    if kind is None:
-        raise DecodeError("no message of a relay")
-    return decode(kind, frame[1:], max_bytes=FRAME_BYTES_MAX)
+RELAY_FRAMES = TypedFrames[Ask | Answer | Incoming](
+    "message of a relay",
+    (Reserve, Granted, Join, Joined, Incoming, Refused),
+    max_bytes=FRAME_BYTES_MAX,
+)
 
 
 PrivateAddresses = Literal["auto", "always", "never"]
@@ -350,18 +337,10 @@ WIDE_BITS = {4: 16, 6: 32}
 
 def subnets(addresses: Iterable[str], bits: dict[int, int]) -> frozenset[str]:
     """The public networks of so many bits that `addresses` lie in."""
-    found = set()
-    for place in map(host_and_port, addresses):
-        if place is None:
-            continue
-        try:
-            host = ipaddress.ip_address(place[0])
-        except ValueError:
-            continue
-        if host.is_global:
-            network = ipaddress.ip_network((host, bits[host.version]), strict=False)
-            found.add(str(network))
-    return frozenset(found)
+    hosts = [host for host in map(ip_of, addresses) if host is not None and host.is_global]
+    return frozenset(
+        str(ipaddress.ip_network((host, bits[host.version]), strict=False)) for host in hosts
+    )
 
 
 VIRTUAL = (

@@ -18,11 +18,12 @@ from typing import Annotated
 
 import trio
 
-from dht.reaching.addresses import NARROW_BITS, host_and_port, is_public, is_service
+from dht.reaching.addresses import NARROW_BITS, host_and_port, ip_of, is_public, is_service
+from protocol import limits
 from protocol.errors import DecodeError, NetworkError, PeerError
 from protocol.identity import PeerId, short_id
-from protocol.transport import Stream, Transport
-from protocol.wire import Range, Size, decode, encode
+from protocol.transport import Stream, Transport, TypedFrames
+from protocol.wire import Range, Size
 
 logger = logging.getLogger(__name__)
 
@@ -76,21 +77,9 @@ class Declined:
 
 Outcome = Answered | Silent | Declined
 
-_KINDS: dict[int, type[Check | Outcome]] = {1: Check, 2: Answered, 3: Silent, 4: Declined}
-_TYPE_IDS = {kind: type_id for type_id, kind in _KINDS.items()}
-
-
-def encode_check(message: Check | Outcome) -> bytes:
-    """The frame of a message: one type byte, then canonical msgpack."""
-    return bytes((_TYPE_IDS[type(message)],)) + encode(message)
-
-
-def decode_check(frame: bytes) -> Check | Outcome:
-    """The message in `frame`. Raises DecodeError for all other bytes."""
-    kind = _KINDS.get(frame[0]) if frame else None
-    if kind is None:
-        raise DecodeError("no message of a dial-back")
-    return decode(kind, frame[1:], max_bytes=FRAME_BYTES_MAX)
+DIAL_BACK_FRAMES = TypedFrames[Check | Outcome](
+    "message of a dial-back", (Check, Answered, Silent, Declined), max_bytes=FRAME_BYTES_MAX
+)
 
 
 # Who is asked ---------------------------------------------------------------------------------
@@ -98,19 +87,17 @@ def decode_check(frame: bytes) -> Check | Outcome:
 
 def network_of(address: str) -> str:
     """The network that votes as one, of a public address; nothing for any other."""
-    place = host_and_port(address)
-    if place is None or not is_public(address):
+    host = ip_of(address)
+    if host is None or not is_public(address):
         return ""
-    host = ipaddress.ip_address(place[0])
     return str(ipaddress.ip_network((host, NARROW_BITS[host.version]), strict=False))
 
 
 def to_dial(seen: str, port: int) -> str:
     """Where a peer is dialled back that comes from `seen`; nothing where it may not be."""
-    place = host_and_port(seen)
-    if place is None or not is_public(seen) or is_service(port):
+    host = ip_of(seen)
+    if host is None or not is_public(seen) or is_service(port):
         return ""
-    host = ipaddress.ip_address(place[0])
     return f"/ip{host.version}/{host}/tcp/{port}"
 
 
@@ -160,11 +147,7 @@ class Votes:
             raise DecodeError("a dial-back to another place than was asked for")
         if _is_ip6(place[0]) != _is_ip6(network):
             raise DecodeError("a dial-back by another IP version than we are seen by")
-        # Again at the end: the first one is of whom was heard longest ago.
-        self._votes.pop((port, network), None)
-        if len(self._votes) >= VOTES_MAX:
-            del self._votes[next(iter(self._votes))]
-        self._votes[port, network] = _Vote(outcome, now_s)
+        limits.keep_newest(self._votes, (port, network), _Vote(outcome, now_s), VOTES_MAX)
 
     def proved(self, now_s: float) -> tuple[str, ...]:
         """Addresses at which we answer, as most networks say that were asked for the like."""
@@ -244,11 +227,11 @@ class DialBackServer:
         self._num_at_once += 1
         try:
             with trio.move_on_after(ASK_S):
-                message = decode_check(await stream.receive_frame(FRAME_BYTES_MAX))
+                message = await DIAL_BACK_FRAMES.receive(stream)
                 if not isinstance(message, Check):
                     raise DecodeError("an answer where a check belongs")
                 outcome = await self._check(stream.peer, message.port)
-                await stream.send_frame(encode_check(outcome))
+                await DIAL_BACK_FRAMES.send(stream, outcome)
         finally:
             self._num_at_once -= 1
 
@@ -353,8 +336,8 @@ class DialBackClient:
             with trio.fail_after(ANSWER_S):
                 stream = await self._transport.open_stream(peer, DIAL_BACK_PROTOCOL)
                 try:
-                    await stream.send_frame(encode_check(Check(port)))
-                    outcome = decode_check(await stream.receive_frame(FRAME_BYTES_MAX))
+                    await DIAL_BACK_FRAMES.send(stream, Check(port))
+                    outcome = await DIAL_BACK_FRAMES.receive(stream)
                 finally:
                     with trio.CancelScope(shield=True):
                         await stream.aclose()

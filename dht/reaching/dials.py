@@ -9,8 +9,7 @@ share its turns: of those that nobody has answered, ten begin in a second. A tur
 the peer answers, and a swarm whose peers are there never waits. All but the waiting is pure.
 """
 
-import ipaddress
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -18,7 +17,8 @@ from enum import IntEnum
 
 import trio
 
-from dht.reaching.addresses import first_hop, host_and_port, is_public, parse_circuit
+from dht.reaching.addresses import first_hop, host_and_port, ip_of, is_public, parse_circuit
+from protocol import limits
 from protocol.identity import PeerId
 from protocol.transport import Pace
 
@@ -135,8 +135,8 @@ class DialMemory:
 
     def __init__(self) -> None:
         self.turns = DialTurns()
-        self._tried: OrderedDict[str, _Tried] = OrderedDict()
-        self._hosts: OrderedDict[str, _DialledHost] = OrderedDict()
+        self._tried: dict[str, _Tried] = {}
+        self._hosts: dict[str, _DialledHost] = {}
 
     def __len__(self) -> int:
         return len(self._tried)
@@ -164,7 +164,7 @@ class DialMemory:
     def note_tried(self, address: str, now_s: float, *, is_trusted: bool = False) -> None:
         """It is being dialled now."""
         place = first_hop(address)
-        tried = self._tried.pop(place, None)
+        tried = self._tried.get(place)
         if tried is None:
             tried = _Tried(now_s)
         else:
@@ -173,9 +173,7 @@ class DialMemory:
             tried.delay_s = min(max(AGAIN_FIRST_S, 2 * tried.delay_s), AGAIN_MAX_S)
         tried.got_no_turn = False
         tried.is_counted = not (is_trusted or tried.has_answered)
-        self._tried[place] = tried
-        while len(self._tried) > REMEMBERED_MAX:
-            self._tried.popitem(last=False)
+        limits.keep_newest(self._tried, place, tried, REMEMBERED_MAX)
         if tried.is_counted:
             self._count(place, now_s)
 
@@ -260,13 +258,11 @@ class DialMemory:
 
     def _count(self, place: str, now_s: float) -> None:
         name = _host_of(place)
-        host = self._hosts.pop(name, None)
+        host = self._hosts.get(name)
         if host is None or now_s >= host.since_s + STRANGE_S:
             host = _DialledHost(now_s)
         host.num += 1
-        self._hosts[name] = host
-        while len(self._hosts) > REMEMBERED_MAX:
-            self._hosts.popitem(last=False)
+        limits.keep_newest(self._hosts, name, host, REMEMBERED_MAX)
 
 
 def _host_of(place: str) -> str:
@@ -276,11 +272,7 @@ def _host_of(place: str) -> str:
 
 
 def _most_of(place: str) -> int | None:
-    where = host_and_port(place)
-    try:
-        host = ipaddress.ip_address(where[0]) if where is not None else None
-    except ValueError:
-        return STRANGE_A_HOST_MAX
+    host = ip_of(place)
     if host is None or is_public(place):
         return STRANGE_A_HOST_MAX
     return None if host.is_loopback else STRANGE_A_NEAR_HOST_MAX

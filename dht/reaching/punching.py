@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from dht.reaching.addresses import host_and_port, is_public
-from protocol.errors import DecodeError
-from protocol.transport import Address
-from protocol.wire import Size, decode, encode
+from protocol.transport import Address, TypedFrames
+from protocol.wire import Size
 
 PUNCH_PROTOCOL = "/barnraise/punch/1"
 
@@ -35,21 +34,7 @@ class Go:
     """Send now: I do so when this is with you."""
 
 
-_KINDS: dict[int, type[Offer | Go]] = {1: Offer, 2: Go}
-_TYPE_IDS = {kind: type_id for type_id, kind in _KINDS.items()}
-
-
-def encode_signal(message: Offer | Go) -> bytes:
-    """The frame of a message: one type byte, then canonical msgpack."""
-    return bytes((_TYPE_IDS[type(message)],)) + encode(message)
-
-
-def decode_signal(frame: bytes) -> Offer | Go:
-    """The message in `frame`. Raises DecodeError for all other bytes."""
-    kind = _KINDS.get(frame[0]) if frame else None
-    if kind is None:
-        raise DecodeError("no signal of a punch")
-    return decode(kind, frame[1:], max_bytes=FRAME_BYTES_MAX)
+PUNCH_FRAMES = TypedFrames[Offer | Go]("signal of a punch", (Offer, Go), max_bytes=FRAME_BYTES_MAX)
 
 
 def mapped_addresses(seen: Iterable[str], port: int) -> tuple[str, ...]:

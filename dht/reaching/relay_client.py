@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import trio
 
 from dht.reaching.addresses import (
-    FRAME_BYTES_MAX,
+    RELAY_FRAMES,
     RELAY_PROTOCOL,
-    Ask,
     Granted,
     Incoming,
     Join,
@@ -21,8 +20,6 @@ from dht.reaching.addresses import (
     Refused,
     Reserve,
     circuit_address,
-    decode_word,
-    encode_word,
     is_public,
 )
 from protocol.errors import DecodeError, NetworkError, PeerError, RefusedError, UnreachableError
@@ -76,18 +73,14 @@ class Places:
         is_wanted: Callable[[], bool],
     ) -> None:
         """`listens` tells a public address at which we have dialled a connected peer, or nothing:
-        there others may dial it too."""
+        there others may dial it too. `is_wanted`: whether nobody can dial this node, as far as it
+        knows, so that it needs a relay."""
         self._transport = transport
         self._listens = listens
-        self._is_wanted = is_wanted
+        self.is_wanted = is_wanted
         self._candidates: dict[PeerId, _RelayCandidate] = {}
         self._places: dict[PeerId, Place] = {}
         self._changed = trio.Event()
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether this node needs a relay: nobody can dial it, as far as it knows."""
-        return self._is_wanted()
 
     def addresses(self) -> tuple[str, ...]:
         """Where we may be dialled through the relays."""
@@ -115,7 +108,7 @@ class Places:
         """Find relays among the peers that we dial, and keep places there, until cancelled."""
         async with trio.open_nursery() as nursery:
             while True:
-                if self._is_wanted():
+                if self.is_wanted():
                     self._look(nursery)
                 await trio.sleep(LOOK_S)
 
@@ -178,8 +171,8 @@ class Places:
     async def _stay(self, relay: PeerId, candidate: _RelayCandidate, stream: Stream) -> None:
         while True:
             with trio.fail_after(ANSWER_S):
-                await _say(stream, Reserve())
-                answer = decode_word(await stream.receive_frame(FRAME_BYTES_MAX))
+                await RELAY_FRAMES.send(stream, Reserve())
+                answer = await RELAY_FRAMES.receive(stream)
             if isinstance(answer, Refused):
                 raise RefusedError(f"no place: {answer.reason}")
             if not isinstance(answer, Granted):
@@ -210,8 +203,8 @@ async def join_circuit(transport: Transport, relay: PeerId, target: PeerId) -> S
     stream = await transport.open_stream(relay, RELAY_PROTOCOL)
     is_joined = False
     try:
-        await _say(stream, Join(target))
-        answer = decode_word(await stream.receive_frame(FRAME_BYTES_MAX))
+        await RELAY_FRAMES.send(stream, Join(target))
+        answer = await RELAY_FRAMES.receive(stream)
         if isinstance(answer, Refused):
             raise UnreachableError(f"the relay {short_id(relay)} says: {answer.reason}")
         if not isinstance(answer, Joined):
@@ -230,12 +223,8 @@ async def accept_circuit(stream: Stream) -> PeerId:
     Raises DecodeError, StreamClosedError, trio.TooSlowError.
     """
     with trio.fail_after(ANSWER_S):
-        word = decode_word(await stream.receive_frame(FRAME_BYTES_MAX))
+        word = await RELAY_FRAMES.receive(stream)
         if not isinstance(word, Incoming):
             raise DecodeError(f"{type(word).__name__} instead of a peer")
-        await _say(stream, Joined())
+        await RELAY_FRAMES.send(stream, Joined())
     return word.source
-
-
-async def _say(stream: Stream, word: Ask | Joined) -> None:
-    await stream.send_frame(encode_word(word))

@@ -13,10 +13,9 @@ import trio
 
 from dht.reaching.addresses import (
     CIRCUIT_PROTOCOL,
-    FRAME_BYTES_MAX,
     REASON_BYTES_MAX,
+    RELAY_FRAMES,
     RELAY_PROTOCOL,
-    Answer,
     Ask,
     Granted,
     Incoming,
@@ -24,8 +23,6 @@ from dht.reaching.addresses import (
     Joined,
     Refused,
     Reserve,
-    decode_word,
-    encode_word,
 )
 from dht.reaching.token_bucket import TokenBucket
 from protocol import limits
@@ -108,11 +105,6 @@ class RelayBooks:
     def num_places(self) -> int:
         """Places that are taken."""
         return len(self._hosts)
-
-    @property
-    def num_circuits(self) -> int:
-        """Circuits that are open."""
-        return self._num_circuits
 
     def has_place(self, peer: PeerId) -> bool:
         """Whether others may be led to `peer`."""
@@ -271,7 +263,7 @@ class RelayServer:
         while True:
             left = self.books.day_bytes_left(stream.peer, trio.current_time())
             with trio.fail_after(SILENT_S):
-                await _say(stream, Granted(self._seen(stream.peer), left))
+                await RELAY_FRAMES.send(stream, Granted(self._seen(stream.peer), left))
                 if not isinstance(await _receive_ask(stream), Reserve):
                     raise DecodeError("a place's stream asks for something else")
 
@@ -288,7 +280,7 @@ class RelayServer:
                 await _refuse(source, "it does not answer")
                 return
             try:
-                await _say(source, Joined())
+                await RELAY_FRAMES.send(source, Joined())
                 await self._carry(source, far)
             finally:
                 with trio.CancelScope(shield=True):
@@ -303,10 +295,8 @@ class RelayServer:
         try:
             with trio.move_on_after(ASK_S):
                 far = await self._transport.open_stream(target, CIRCUIT_PROTOCOL)
-                await _say(far, Incoming(source))
-                is_agreed = isinstance(
-                    decode_word(await far.receive_frame(FRAME_BYTES_MAX)), Joined
-                )
+                await RELAY_FRAMES.send(far, Incoming(source))
+                is_agreed = isinstance(await RELAY_FRAMES.receive(far), Joined)
         except (PeerError, NetworkError) as error:
             # The target's fault, and not that of whoever asks for it.
             logger.debug("no circuit to=%s reason=%s", short_id(target), error)
@@ -356,7 +346,7 @@ async def _some(stream: Stream) -> bytes:
 
 
 async def _receive_ask(stream: Stream) -> Ask:
-    word = decode_word(await stream.receive_frame(FRAME_BYTES_MAX))
+    word = await RELAY_FRAMES.receive(stream)
     if not isinstance(word, Reserve | Join):
         raise DecodeError(f"{type(word).__name__} to a relay")
     return word
@@ -364,8 +354,4 @@ async def _receive_ask(stream: Stream) -> Ask:
 
 async def _refuse(stream: Stream, why: str) -> None:
     with trio.move_on_after(ASK_S):
-        await _say(stream, Refused(why[:REASON_BYTES_MAX]))
-
-
-async def _say(stream: Stream, answer: Answer | Incoming) -> None:
-    await stream.send_frame(encode_word(answer))
+        await RELAY_FRAMES.send(stream, Refused(why[:REASON_BYTES_MAX]))

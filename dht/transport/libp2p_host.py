@@ -386,15 +386,9 @@ def reserved_port(config: TransportConfig) -> Iterator[tuple[Multiaddr, ...]]:
     where the system has it: many a home has no other.
     """
     ip = ipaddress.ip_address(config.listen_host)
-    family = socket.AF_INET if ip.version == 4 else socket.AF_INET6
     with contextlib.ExitStack() as stack:
         try:
-            holder = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            if config.listen_port:
-                _refuse_shared_port(family, config.listen_host, config.listen_port)
-            _share_port(holder)
-            holder.bind((config.listen_host, config.listen_port))
-            port = int(holder.getsockname()[1])
+            port = _hold_port(stack, config.listen_host, config.listen_port)
         except OSError as error:
             where = f"{config.listen_host} port {config.listen_port}"
             raise ConfigError(f"cannot listen on {where}: {error.strerror}") from error
@@ -402,19 +396,24 @@ def reserved_port(config: TransportConfig) -> Iterator[tuple[Multiaddr, ...]]:
         if ip.is_unspecified:
             other = "::" if ip.version == 4 else "0.0.0.0"  # noqa: S104 - as above
             try:
-                _reserve_other(stack, other, port)
+                _hold_port(stack, other, port)
                 found.append(Multiaddr(f"/ip{10 - ip.version}/{other}/tcp/{port}"))
             except OSError as error:
                 logger.info("not listening host=%s port=%d reason=%s", other, port, error)
         yield tuple(found)
 
 
-def _reserve_other(stack: contextlib.ExitStack, host: str, port: int) -> None:
+def _hold_port(stack: contextlib.ExitStack, host: str, port: int) -> int:
+    """Keep a port, or a free one for 0, until the stack ends; which it is. Raises OSError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    _refuse_shared_port(family, host, port)
+    if port:
+        _refuse_shared_port(family, host, port)
     holder = stack.enter_context(socket.socket(family, socket.SOCK_STREAM))
-    _share_port(holder)
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "SO_REUSEPORT"):
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     holder.bind((host, port))
+    return int(holder.getsockname()[1])
 
 
 def _refuse_shared_port(family: socket.AddressFamily, host: str, port: int) -> None:
@@ -427,12 +426,6 @@ def _refuse_shared_port(family: socket.AddressFamily, host: str, port: int) -> N
             # Or ours of the other family would be in its way.
             probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         probe.bind((host, port))
-
-
-def _share_port(holder: socket.socket) -> None:
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if hasattr(socket, "SO_REUSEPORT"):
-        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
 
 def plain_addresses(addresses: Sequence[Multiaddr]) -> tuple[str, ...]:

@@ -503,10 +503,7 @@ class Links(INotifee):
     def _lose(self, link: Link) -> None:
         self.on_gone(link)
         if link.peer is not None:
-            self._lost_reasons.pop(link.peer, None)
-            while len(self._lost_reasons) >= REACHED_MAX:
-                del self._lost_reasons[next(iter(self._lost_reasons))]
-            self._lost_reasons[link.peer] = link.lost_reason
+            limits.keep_newest(self._lost_reasons, link.peer, link.lost_reason, REACHED_MAX)
         self.mark_down(link)
 
     def lost_reason(self, peer: PeerId) -> str:
@@ -520,18 +517,14 @@ class Links(INotifee):
         link.is_up = False
         links = self._up[link.peer]
         links.pop(link, None)
-        self._remember(link, link.peer)
+        self._reached.pop(link.peer, None)
+        if link.remote is not None:
+            reached = Reached(*link.remote, is_ours=link.is_initiator)
+            limits.keep_newest(self._reached, link.peer, reached, REACHED_MAX)
         if not links:
             del self._up[link.peer]
             logger.debug("peer gone peer=%s reason=%s", short_id(link.peer), link.lost_reason)
             self._tell(link.peer, up=False)
-
-    def _remember(self, link: Link, peer: PeerId) -> None:
-        self._reached.pop(peer, None)
-        while len(self._reached) >= REACHED_MAX:
-            del self._reached[next(iter(self._reached))]
-        if link.remote is not None:
-            self._reached[peer] = Reached(*link.remote, is_ours=link.is_initiator)
 
     def reached(self, peer: PeerId) -> Reached | None:
         """Where the last connection to a peer led that is lost; None if it is forgotten."""

@@ -18,15 +18,13 @@ from dht.reaching.addresses import host_and_port, is_public
 from dht.reaching.dial_back import GIVE_UP_LEAD, DialBackClient, DialBackServer, told_addresses
 from dht.reaching.punching import (
     FIRST_WAIT_S,
-    FRAME_BYTES_MAX,
+    PUNCH_FRAMES,
     PUNCH_PROTOCOL,
     TRIES,
     TRY_S,
     Due,
     Go,
     Offer,
-    decode_signal,
-    encode_signal,
     mapped_addresses,
     targets,
 )
@@ -123,10 +121,10 @@ class Puncher:
     async def _try(self, stream: Stream, number: int) -> None:
         with trio.fail_after(SIGNAL_S):
             asked_s = trio.current_time()
-            await _say(stream, self._offer())
+            await PUNCH_FRAMES.send(stream, self._offer())
             theirs = await _hear_offer(stream)
             there_and_back_s = trio.current_time() - asked_s
-            await _say(stream, Go())
+            await PUNCH_FRAMES.send(stream, Go())
             # The client's packet is to be first: where the other's meets an open door instead of
             # a packet, a listener answers it, and both ends are servers. But some routers answer
             # a packet out of the blue with a refusal, so in between both go at the same moment.
@@ -149,8 +147,8 @@ class Puncher:
                     return
                 with trio.fail_after(SIGNAL_S):
                     theirs = await _hear_offer(stream)
-                    await _say(stream, self._offer())
-                    if not isinstance(await _hear(stream), Go):
+                    await PUNCH_FRAMES.send(stream, self._offer())
+                    if not isinstance(await PUNCH_FRAMES.receive(stream), Go):
                         raise DecodeError("an offer where the start belongs")
                 await self._punch(peer, theirs, is_client=False)
         except trio.TooSlowError:
@@ -202,19 +200,11 @@ class Puncher:
             logger.debug("punch failed peer=%s reason=%s", short_id(peer), root_message(error))
 
 
-async def _hear(stream: Stream) -> Offer | Go:
-    return decode_signal(await stream.receive_frame(FRAME_BYTES_MAX))
-
-
 async def _hear_offer(stream: Stream) -> Offer:
-    signal = await _hear(stream)
+    signal = await PUNCH_FRAMES.receive(stream)
     if not isinstance(signal, Offer):
         raise DecodeError("a start without an offer")
     return signal
-
-
-async def _say(stream: Stream, signal: Offer | Go) -> None:
-    await stream.send_frame(encode_signal(signal))
 
 
 # The ways to one node ---------------------------------------------------------------------------

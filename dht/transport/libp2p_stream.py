@@ -1,7 +1,6 @@
 """One stream of a libp2p connection, with our framing, buffering and errors."""
 
 import contextlib
-from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import trio
@@ -47,14 +46,12 @@ class Traffic:
 
     sent: int = 0
     received: int = 0
-    _peers: OrderedDict[PeerId, Moved] = field(default_factory=OrderedDict)
+    _peers: dict[PeerId, Moved] = field(default_factory=dict)
 
     def with_peer(self, peer: PeerId) -> Moved:
         """What is counted for a peer; of those met longest ago it is forgotten."""
-        moved = self._peers.setdefault(peer, Moved())
-        self._peers.move_to_end(peer)
-        while len(self._peers) > PEERS_COUNTED_MAX:
-            self._peers.popitem(last=False)
+        moved = self._peers.get(peer) or Moved()
+        limits.keep_newest(self._peers, peer, moved, PEERS_COUNTED_MAX)
         return moved
 
     def of(self, peer: PeerId) -> tuple[int, int]:

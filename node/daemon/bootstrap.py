@@ -93,7 +93,7 @@ async def _serve(
             if says_so(config):
                 said = Neighbourhood(me=signer.peer_id, addresses=transport.addresses)
                 nursery.start_soon(Neighbours(said, directory).run)
-            await departure.asked()
+            await departure.asked.wait()
             nursery.cancel_scope.cancel()
     except* (BarnraiseError, OSError) as group:
         failure = user_error(group, state)

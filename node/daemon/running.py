@@ -137,14 +137,14 @@ async def run_node(node: Node, around: RunContext) -> None:
                 nursery.cancel_scope.cancel()
         except* (BarnraiseError, OSError) as group:
             # A trainer that dies of the same Ctrl+C is no news.
-            if not departure.is_asked:
+            if not departure.asked.is_set():
                 _trace_end(node, str(first_of(group)))
                 raise
         finally:
             made.entries.close()
     ending = "finished" if made.driver.finished.is_set() else "stopped"
-    _trace_end(node, "left" if departure.is_asked else ending)
-    if departure.is_asked:
+    _trace_end(node, "left" if departure.asked.is_set() else ending)
+    if departure.asked.is_set():
         node.log.emit("left", reason=departure.signal_name)
 
 
@@ -258,7 +258,7 @@ async def _start_status(
         traffic_with=transport.traffic_with,
         round_trip_s=directory.kademlia.times.round_trip_s,
         seen_as=reach.places.seen,
-        needs_relay=lambda: reach.places.is_wanted,
+        needs_relay=reach.places.is_wanted,
         answers_at=reach.dial_back.proved,
         silent_at=reach.dial_back.refuted,
     )
@@ -330,7 +330,7 @@ async def _leave(
     node: Node, departure: Departure, made: Machinery, scope: trio.CancelScope
 ) -> None:
     """Once asked: hand a vote on that is needed, say that we go, give it a moment, and go."""
-    await departure.asked()
+    await departure.asked.wait()
     logger.info("leaving signal=%s", departure.signal_name or "none")
     core, reason = made.driver.core, departure.signal_name or "asked to"
     handing = HandingOver(core)
@@ -343,7 +343,7 @@ async def _leave(
         nursery.start_soon(made.entries.leave, reason)
         await _say_leaving(made.driver)
     await trio.sleep(LEAVE_S)
-    if not departure.is_going and handing.is_needed:
+    if not departure.going.is_set() and handing.is_needed:
         # Others, without whom it can be done no longer, have left in the same moment.
         await _hand_over(node, departure, made.driver, handing)
     departure.go()
@@ -378,7 +378,7 @@ async def _work(made: Machinery, departure: Departure) -> None:
     async with trio.open_nursery() as nursery:
 
         async def end() -> None:
-            await departure.going()
+            await departure.going.wait()
             nursery.cancel_scope.cancel()
 
         nursery.start_soon(end)

@@ -379,12 +379,6 @@ class ShardStore:
         held = self._results.get(digest)
         return held.roots() if held else []
 
-    def whole_result(self, digest: bytes, *, fragment: int = 0) -> list[bytes]:
-        """As `result_cells`; none while a cell of it is not here."""
-        held = self._results.get(digest)
-        is_whole = held and len(held) == self.layout.num_cells(fragment)
-        return self.result_cells(digest) if is_whole else []
-
     def restore_result(self, digest: bytes, data: bytes, *, fragment: int = 0) -> None:
         """Take back what `result_cells` gave, its cells behind one another.
 

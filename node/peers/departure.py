@@ -33,13 +33,12 @@ class Departure:
         self._leave_s_max = leave_s_max
         self._end = end
         self._token: trio.lowlevel.TrioToken | None = None
-        self._asked, self._going = trio.Event(), trio.Event()
         self._watchdog: threading.Timer | None = None
+        self.asked = trio.Event()
+        """Set once somebody wishes that this node leaves; what fails from then on is no news."""
 
-    @property
-    def is_asked(self) -> bool:
-        """Whether this node is to leave; what fails from now on is no news."""
-        return self._asked.is_set()
+        self.going = trio.Event()
+        """Set once the node really goes: from then on it does not work any more."""
 
     @property
     def status(self) -> int:
@@ -65,11 +64,7 @@ class Departure:
     def ask(self) -> None:
         """Leave without a signal: whoever started this node said so."""
         self._start_watchdog()
-        self._asked.set()
-
-    async def asked(self) -> None:
-        """Until somebody wishes that this node leaves."""
-        await self._asked.wait()
+        self.asked.set()
 
     def stay(self) -> None:
         """The node is needed for a while: the clock stands still until `go`."""
@@ -78,17 +73,8 @@ class Departure:
 
     def go(self) -> None:
         """Nothing holds the node any more: the clock runs, anew where it stood still."""
-        self._going.set()
+        self.going.set()
         self._start_watchdog()
-
-    @property
-    def is_going(self) -> bool:
-        """Whether `go` was said."""
-        return self._going.is_set()
-
-    async def going(self) -> None:
-        """Until the node really goes: from then on it does not work any more."""
-        await self._going.wait()
 
     def done(self) -> None:
         """The node has left in time."""
@@ -102,7 +88,7 @@ class Departure:
         self.signal = number
         self._start_watchdog()
         try:
-            token.run_sync_soon(self._asked.set, idempotent=True)
+            token.run_sync_soon(self.asked.set, idempotent=True)
         except trio.RunFinishedError:
             end_at_once(number, frame)
 

@@ -6,13 +6,13 @@ share a budget that has nobody dialled often, whatever they say and however many
 """
 
 import random
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum
 from itertools import chain, zip_longest
 
 from dht.reaching.dials import DialMemory
+from protocol import limits
 from protocol.identity import PeerId
 
 # Address book -------------------------------------------------------------------------------------
@@ -236,9 +236,9 @@ class DialDecider:
     rng: random.Random = field(default_factory=random.SystemRandom)
     """Strangers are tried in an order that no writer can choose."""
 
-    _retries: OrderedDict[PeerId, Retry] = field(default_factory=OrderedDict)
+    _retries: dict[PeerId, Retry] = field(default_factory=dict)
     _under_way: dict[PeerId, Dial] = field(default_factory=dict)
-    _proven: OrderedDict[PeerId, None] = field(default_factory=OrderedDict)
+    _proven: dict[PeerId, None] = field(default_factory=dict)
     _all: Budget = field(default_factory=lambda: Budget(BURST, BURST))
     _strange: Budget = field(default_factory=lambda: Budget(BURST, BURST))
     _round: int = 0
@@ -271,17 +271,14 @@ class DialDecider:
         self.memory.note_outcome(dial.addresses, at, connected, now_s)
         if dial.peer in connected:
             # Not more often: it may take every connection, and close it.
-            self._remember(dial.peer, Retry(now_s + REDIAL_S))
+            limits.keep_newest(self._retries, dial.peer, Retry(now_s + REDIAL_S), REMEMBERED_MAX)
             if at in dial.addresses:
                 untried = len(dial.addresses) - 1 - dial.addresses.index(at)
                 self._all.left = min(self._all.most, self._all.left + untried)
 
     def note_proven(self, peer: PeerId) -> None:
         """It has shown the work of this run."""
-        self._proven[peer] = None
-        self._proven.move_to_end(peer)
-        if len(self._proven) > REMEMBERED_MAX:
-            self._proven.popitem(last=False)
+        limits.keep_newest(self._proven, peer, None, REMEMBERED_MAX)
 
     def worth(self, peer: PeerId, members: Collection[PeerId]) -> Worth:
         """Who comes first."""
@@ -337,7 +334,7 @@ class DialDecider:
         due = sorted(due, key=memory.tried_s)[:room]
         if not due:
             retry.due_s = now_s + LOOK_AGAIN_S
-            self._remember(peer, retry)
+            limits.keep_newest(self._retries, peer, retry, REMEMBERED_MAX)
             return None
         if not is_trusted:
             self._strange.left -= sum(map(memory.is_strange, due))
@@ -345,13 +342,7 @@ class DialDecider:
         for address in due:
             memory.note_tried(address, now_s, is_trusted=is_trusted)
         retry.postpone(now_s)
-        self._remember(peer, retry)
+        limits.keep_newest(self._retries, peer, retry, REMEMBERED_MAX)
         dial = Dial(peer, tuple(due), is_trusted)
         self._under_way[peer] = dial
         return dial
-
-    def _remember(self, peer: PeerId, retry: Retry) -> None:
-        self._retries[peer] = retry
-        self._retries.move_to_end(peer)
-        if len(self._retries) > REMEMBERED_MAX:
-            self._retries.popitem(last=False)

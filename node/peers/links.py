@@ -117,9 +117,7 @@ class Twins:
     def hear(self, peer: PeerId, start: int, now_s: float) -> bool:
         """A hello of that start is here: whether it is the later of two that both run."""
         heard = self._heard.pop(peer, None) or _Heard(start)
-        self._heard[peer] = heard
-        while len(self._heard) > PEERS_MAX:
-            del self._heard[next(iter(self._heard))]
+        limits.keep_newest(self._heard, peer, heard, PEERS_MAX)
         if start != heard.last:
             if start in heard.before:
                 heard.later, heard.until_s = max(start, heard.last), now_s + TOLD_S
@@ -536,11 +534,9 @@ class Links:
 
     def _note_refusal(self, peer: PeerId, refusal: ManifestMismatch | RefusedError) -> bool:
         """Whether it is news: who trains another run asks again and again."""
-        before = self._refusals.pop(peer, None)
-        while len(self._refusals) >= KNOWN_MAX:
-            # The oldest: strangers without end could come and be refused.
-            del self._refusals[next(iter(self._refusals))]
-        self._refusals[peer] = refusal
+        before = self._refusals.get(peer)
+        # Bounded: strangers without end could come and be refused.
+        limits.keep_newest(self._refusals, peer, refusal, KNOWN_MAX)
         is_news = before is None or str(before) != str(refusal)
         if is_news:
             self._note_change()

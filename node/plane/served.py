@@ -126,11 +126,6 @@ class Served:
         for root in [r for r, held in self._held.items() if now_s > held.asked_s + HELD_S]:
             del self._held[root]
 
-    @property
-    def num_held(self) -> int:
-        """States that stay because they are asked for."""
-        return len(self._held)
-
     def _find_state(self, certificate: SealCertificate, now_s: float) -> CellSource | None:
         root = certificate.value.root
         held, state = self._held.get(root), self._store.state_of(root)
@@ -143,11 +138,8 @@ class Served:
         if held is None:
             return None
         held.asked_s = now_s
-        self._held.pop(root, None)
-        while len(self._held) >= STATES_HELD_MAX:
-            # The one that nobody has asked for for the longest: dicts keep their order.
-            del self._held[next(iter(self._held))]
-        self._held[root] = held
+        # The one that nobody has asked for for the longest makes room.
+        limits.keep_newest(self._held, root, held, STATES_HELD_MAX)
         return held.source
 
     def _find_result(self, certificate: SealCertificate) -> CellSource | None:
@@ -170,9 +162,7 @@ class Served:
             return None
         held = ResultCells(split(data, sizes))
         held.leave_to_disk(read, sizes)
-        self._results[digest] = held
-        while len(self._results) > limits.RESULT_ROUNDS_KEPT:
-            del self._results[next(iter(self._results))]
+        limits.keep_newest(self._results, digest, held, limits.RESULT_ROUNDS_KEPT)
         return held
 
 
@@ -313,16 +303,10 @@ class _Finder:
             return None
         except (CheckpointError, ValueError) as damage:
             logger.warning("checkpoint not served path=%s reason=%s", path, damage)
-            self._remember(files, None)
+            limits.keep_newest(self._hashed, files, None, _REMEMBERED_MAX)
             return None
-        self._remember(files, found.hashed)
+        limits.keep_newest(self._hashed, files, found.hashed, _REMEMBERED_MAX)
         return found if found.hashed.root == value.root else None
-
-    def _remember(self, files: tuple[int, ...], hashed: _Hashed | None) -> None:
-        self._hashed.pop(files, None)
-        while len(self._hashed) >= _REMEMBERED_MAX:
-            del self._hashed[next(iter(self._hashed))]
-        self._hashed[files] = hashed
 
 
 def _identity(folder: Path) -> tuple[int, ...]:

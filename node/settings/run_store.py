@@ -69,7 +69,7 @@ def found_or_resume(
     parsed = run_file_of(text, path)
     source = str(path.resolve())
     if not is_new:
-        everything = _read_founded(state, signer)
+        everything = read_founded(state, signer)
         earlier = _oldest_first(everything)
         same = [run for run in earlier if first_changed_key(run.parsed, parsed) is None]
         model_file = None if parsed.model.file is None else path.parent / parsed.model.file
@@ -91,21 +91,12 @@ def found_or_resume(
     return signed, True
 
 
-def founded_runs(state: Path, signer: Ed25519Signer) -> list[FoundedRun]:
-    """The runs that this identity founded in this folder, oldest first."""
-    everything = _read_founded(state, signer)
-    for folder, found in everything.items():
-        if isinstance(found, ConfigError):
-            logger.warning("founded run ignored folder=%s reason=%s", folder, found)
-    return _oldest_first(everything)
-
-
 def _oldest_first(everything: Mapping[Path, FoundedRun | ConfigError]) -> list[FoundedRun]:
     runs = [found for found in everything.values() if isinstance(found, FoundedRun)]
     return sorted(runs, key=lambda run: run.signed.manifest.created_unix_s)
 
 
-def _read_founded(state: Path, signer: Ed25519Signer) -> dict[Path, FoundedRun | ConfigError]:
+def read_founded(state: Path, signer: Ed25519Signer) -> dict[Path, FoundedRun | ConfigError]:
     """By folder each run that was founded here, or what is wrong with its files."""
     everything: dict[Path, FoundedRun | ConfigError] = {}
     for folder in sorted((state / RUNS_FOLDER).glob("*")):

@@ -23,6 +23,7 @@ from node.status.records import (
     TrainerRecord,
 )
 from node.text.shown import json_text, shown
+from protocol import limits
 from protocol.identity import PeerId, peer_id_text
 
 logger = logging.getLogger(__name__)
@@ -194,9 +195,8 @@ class StatusBoard:
         """One warning per key, the newest last; an empty text takes it back."""
         self._warnings.pop(key, None)
         if text:
-            self._warnings[key] = shown(text, WARNING_CHARACTERS_MAX)
-            while len(self._warnings) > WARNINGS_KEPT:
-                del self._warnings[next(iter(self._warnings))]
+            said = shown(text, WARNING_CHARACTERS_MAX)
+            limits.keep_newest(self._warnings, key, said, WARNINGS_KEPT)
 
 
 def peer_texts(peers: tuple[PeerId, ...]) -> list[str]:

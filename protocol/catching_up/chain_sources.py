@@ -63,10 +63,7 @@ class ChainSources:
 
     def fell_short(self, peer: PeerId, seals: int, seconds: float) -> None:
         """It was asked for a page, or for all that it has, and gave so many links of it so far."""
-        self._pace.pop(peer, None)
-        self._pace[peer] = seals / max(seconds, 1.0)
-        if len(self._pace) > DOUBTED_MAX:
-            del self._pace[next(iter(self._pace))]
+        limits.keep_newest(self._pace, peer, seals / max(seconds, 1.0), DOUBTED_MAX)
 
     def gave_all(self, peer: PeerId) -> None:
         """It gave what it was asked for."""
@@ -75,13 +72,11 @@ class ChainSources:
     def gave_nothing(self, peer: PeerId, now_s: float) -> None:
         """It was asked for a link, and gave none that holds."""
         self._tried.add(peer)
-        times = self._vain.pop(peer, (0, 0.0))[0] + 1
+        times = self._vain.get(peer, (0, 0.0))[0] + 1
         until_s = now_s
         if times >= DOUBT_AFTER:
             until_s += min(REST_S * 2.0 ** min(times - DOUBT_AFTER, 16), REST_S_MAX)
-        self._vain[peer] = (times, until_s)
-        if len(self._vain) > DOUBTED_MAX:
-            del self._vain[next(iter(self._vain))]
+        limits.keep_newest(self._vain, peer, (times, until_s), DOUBTED_MAX)
 
     def proved(self, peer: PeerId) -> None:
         """It gave a link that holds."""

@@ -108,10 +108,7 @@ class Quota:
         left = self.left(peer, now_s)
         if amount > left:
             return False
-        self._levels.pop(peer, None)
-        self._levels[peer] = (left - amount, now_s)
-        if len(self._levels) > PEERS_MAX:
-            del self._levels[next(iter(self._levels))]
+        limits.keep_newest(self._levels, peer, (left - amount, now_s), PEERS_MAX)
         return True
 
     def left(self, peer: PeerId, now_s: float) -> float:

@@ -109,11 +109,6 @@ class Spreading:
         self.duplicates = 0
         """Entries that came although they were held."""
 
-    @property
-    def num_wanted(self) -> int:
-        """Ids that were asked for and have not come."""
-        return len(self._wants)
-
     def wakeup_s(self) -> float:
         """When `tick` is due at the latest."""
         return self._look_s
@@ -267,10 +262,9 @@ class Spreading:
             else:
                 del self._wants[entry_id]
         for peer in idle:
-            owed, _ = self._unserved.pop(peer, (0, 0.0))
-            self._unserved[peer] = (owed + 1, now_s)
-            if len(self._unserved) > limits.PARTIAL_VIEW_MAX:
-                self._unserved.popitem(last=False)
+            owed, _ = self._unserved.get(peer, (0, 0.0))
+            most = limits.PARTIAL_VIEW_MAX
+            limits.keep_newest(self._unserved, peer, (owed + 1, now_s), most)
         for peer, ids in again.items():
             self._ask(peer, ids, now_s)
 

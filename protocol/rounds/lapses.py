@@ -13,6 +13,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 
+from protocol import limits
 from protocol.identity import PeerId
 from protocol.messages import Have, Kind, List, Roster
 from protocol.rounds.agreed import owing_sums
@@ -312,10 +313,7 @@ class Courtesy:
 
     def asked(self, peer: PeerId, now_s: float) -> None:
         """A linked peer, which may sit here, asks for what one needs that catches up."""
-        self._asked_s.pop(peer, None)
-        self._asked_s[peer] = now_s
-        if len(self._asked_s) > JOINERS_MAX:
-            del self._asked_s[next(iter(self._asked_s))]  # Dicts keep their order.
+        limits.keep_newest(self._asked_s, peer, now_s, JOINERS_MAX)
 
     def told(self, peer: PeerId, rounds_behind: int, now_s: float) -> None:
         """Its heartbeat: what it asked for takes long, as long as it is behind."""

@@ -16,6 +16,7 @@ from math import inf
 from typing import TYPE_CHECKING, get_args
 
 from node.plane.hooks import NodeHooks
+from protocol import limits
 from protocol.errors import ConfigError
 from protocol.frames import Bulk, Frame, Messages
 from protocol.identity import PeerId, Signer
@@ -225,9 +226,8 @@ class Acting(NodeHooks):
         late_s = self._act.deadlines * self._core.machine._deadline.seconds(view.times.time_outs)
         if what not in self._due_s:
             is_open = view.times.opened_s is not None
-            self._due_s[what] = late_s + (view.attempt_start_s if is_open else now_s)
-            while len(self._due_s) > DELAYS_KEPT:
-                del self._due_s[next(iter(self._due_s))]
+            due_s = late_s + (view.attempt_start_s if is_open else now_s)
+            limits.keep_newest(self._due_s, what, due_s, DELAYS_KEPT)
         due_s = self._due_s[what] if what else now_s + late_s
         return max(0.0, due_s - now_s)
 

@@ -119,7 +119,7 @@ class Invariants:
         known = circumstances or Circumstances()
         self.history = History(manifest.trust, lag=manifest.outer.overlap)
         self.leaks = Leaks(self.history)
-        self._stalls = Stalls(self.history, manifest, stall_s=known.stall_s)
+        self.stalls = Stalls(self.history, manifest, stall_s=known.stall_s)
         checks: list[Check] = [
             Durability(self.history, skew_s=known.skew_s),
             Forks(
@@ -138,7 +138,7 @@ class Invariants:
             self.leaks,
         ]
         if not known.is_world:
-            checks.append(self._stalls)
+            checks.append(self.stalls)
         self._checks = [check for check in checks if check.name in names]
         self._parked: dict[bytes, list[Signed]] = {}
         self._by_kind: dict[type[Record], list[Check]] = {}
@@ -153,14 +153,6 @@ class Invariants:
     def bend(self, peer: PeerId) -> None:
         """From now on this node is not honest, or its machine is broken."""
         self.history.bent.add(peer)
-
-    def disturbed(self, at_s: float) -> None:
-        """Something was done to the nodes at that time, which may hold a round up."""
-        self._stalls.disturbed(at_s)
-
-    def keep_secret(self, peer: PeerId, seed: bytes) -> None:
-        """The seed of a node's key: none of its records may hold it."""
-        self.leaks.expect(peer, seed)
 
     def saw(self, record: Record) -> None:
         """Take a record in. Raises InvariantBroken at the first promise that it breaks."""

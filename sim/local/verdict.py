@@ -156,14 +156,14 @@ def replay(
     known = Circumstances(bent=evidence.bent)
     invariants = Invariants(manifest, signer=Ed25519Signer(_ANY_SEED), circumstances=known)
     for peer, seed in seeds.items():
-        invariants.keep_secret(peer, seed)
+        invariants.leaks.expect(peer, seed)
     for peer in sorted(evidence.liars):
         invariants.bend(peer)
     disturbed = deque(sorted(evidence.disturbed))
     try:
         for record in records:
             while disturbed and disturbed[0] <= record.at_s:
-                invariants.disturbed(disturbed.popleft())
+                invariants.stalls.disturbed(disturbed.popleft())
             invariants.saw(record)
         invariants.finish()
     except InvariantBroken as broken:

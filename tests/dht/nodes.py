@@ -36,7 +36,7 @@ class Node:
         return Contact(self.transport.peer_id, self.transport.addresses())
 
     def knows(self, other: "Node") -> bool:
-        return self.directory.contact(other.contact.peer) is not None
+        return self.directory.kademlia.table.get(other.contact.peer) is not None
 
 
 @asynccontextmanager

@@ -111,7 +111,7 @@ async def test_address_where_somebody_else_answers_costs_the_contact_its_place(
         directory = nodes[1].directory
         lie = Contact(Ed25519Signer(seed_of(77)).peer_id, nodes[2].transport.addresses())
         assert await directory.join([lie]) == 0
-        assert directory.contact(lie.peer) is None
+        assert directory.kademlia.table.get(lie.peer) is None
         assert nodes[1].knows(nodes[2])
 
 

@@ -12,7 +12,7 @@ from node.holdings.journal import CHAIN_FILE, RECEIPTS_FILE, RESULTS_FOLDER, SLO
 from node.holdings.record_log import RECORD_BYTES_MAX, pack_record, read_records
 from node.holdings.shard_store import Item
 from node.plane.gathered import FETCH_FILE, PartialCells
-from node.settings.run_store import founded_runs
+from node.settings.run_store import read_founded
 from node.settings.sections import run_file_text
 from node.state.folder import (
     FOUNDED_FILE,
@@ -203,8 +203,9 @@ def _founded(data: bytes, folder: Path) -> None:
         (home / MANIFEST_FILE).write_bytes(disk().signed)
         (home / RUN_FILE).write_text(run_file_text("run.toml", "a barn"), "utf-8")
     (home / FOUNDED_FILE).write_bytes(data)
-    if not founded_runs(state, FOUNDER):
-        raise ConfigError("passed over")
+    (found,) = read_founded(state, FOUNDER).values()
+    if isinstance(found, ConfigError):
+        raise found
 
 
 def _port(data: bytes, folder: Path) -> None:
@@ -320,7 +321,7 @@ TARGETS = [
     ),
     Target(
         name="founded.json",
-        covers=("node.settings.run_store.founded_runs",),
+        covers=("node.settings.run_store.read_founded",),
         read=_founded,
         errors=(ConfigError,),
         trees=lambda: ({"source": "/home/somebody/run.toml"},),

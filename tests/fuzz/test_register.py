@@ -52,6 +52,7 @@ EXEMPT = {
     "protocol.transport.Stream.receive_frame": "a seam; its implementation is fuzzed",
     "protocol.transport.Stream.receive_into": "a seam; its implementation is fuzzed",
     "protocol.transport.Transport.open_stream": "a seam",
+    "protocol.transport.TypedFrames.receive": "a frame to TypedFrames.decode, which is fuzzed",
     "sim.bench.libp2p_stock.StockStream.receive_exactly": "of our own process, in a bench",
     "sim.bench.libp2p_stock.open_stock": "opens; what comes is read elsewhere",
     "sim.bench.sampling.read_samples": "a file of our own sampler, in a bench",

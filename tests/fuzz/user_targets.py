@@ -8,9 +8,9 @@ from pathlib import Path
 
 from blake3 import blake3
 
-from dht.reaching.addresses import decode_word, encode_word, parse_circuit
-from dht.reaching.dial_back import decode_check, encode_check
-from dht.reaching.punching import decode_signal, encode_signal
+from dht.reaching.addresses import RELAY_FRAMES, parse_circuit
+from dht.reaching.dial_back import DIAL_BACK_FRAMES
+from dht.reaching.punching import PUNCH_FRAMES
 from node.peers.invite import LINK_PREFIX, invite_link, parse_invite, read_target
 from node.peers.joining import parse_target
 from node.peers.two_histories import TOLD_FILE, ToldFile, read_told
@@ -174,26 +174,26 @@ TARGETS = [
     ),
     Target(
         name="words of relays",
-        covers=("dht.reaching.addresses.decode_word",),
-        read=lambda data, _: decode_word(data),
+        covers=("protocol.transport.TypedFrames.decode",),
+        read=lambda data, _: RELAY_FRAMES.decode(data),
         errors=(DecodeError,),
-        examples=lambda: tuple(encode_word(word) for word in WORDS),
+        examples=lambda: tuple(RELAY_FRAMES.encode(word) for word in WORDS),
         memory_base=STACK_BYTES + PACKER_BYTES,
     ),
     Target(
         name="signals of a punch",
-        covers=("dht.reaching.punching.decode_signal",),
-        read=lambda data, _: decode_signal(data),
+        covers=("protocol.transport.TypedFrames.decode",),
+        read=lambda data, _: PUNCH_FRAMES.decode(data),
         errors=(DecodeError,),
-        examples=lambda: tuple(encode_signal(signal) for signal in SIGNALS),
+        examples=lambda: tuple(PUNCH_FRAMES.encode(signal) for signal in SIGNALS),
         memory_base=STACK_BYTES + PACKER_BYTES,
     ),
     Target(
         name="dial-back",
-        covers=("dht.reaching.dial_back.decode_check",),
-        read=lambda data, _: decode_check(data),
+        covers=("protocol.transport.TypedFrames.decode",),
+        read=lambda data, _: DIAL_BACK_FRAMES.decode(data),
         errors=(DecodeError,),
-        examples=lambda: tuple(encode_check(check) for check in CHECKS),
+        examples=lambda: tuple(DIAL_BACK_FRAMES.encode(check) for check in CHECKS),
         memory_base=STACK_BYTES + PACKER_BYTES,
     ),
     Target(

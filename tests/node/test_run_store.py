@@ -7,7 +7,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from node.settings.run_store import found_or_resume, founded_runs
+from node.settings.run_store import found_or_resume, read_founded
 from node.state.folder import MANIFEST_FILE, RUN_FILE, run_folder
 from node.state.stored_manifest import read_signed_manifest, store_manifest, stored_manifest
 from protocol.errors import ConfigError
@@ -121,7 +121,7 @@ def test_other_file_founds_a_run_of_its_own(desk: Desk, tmp_path: Path) -> None:
     other.write_text(TEXT.replace("8", "16"))
     _, is_founded = desk.run(path=other)
     assert is_founded
-    assert len(founded_runs(desk.state, SIGNER)) == 2
+    assert len(read_founded(desk.state, SIGNER)) == 2
 
 
 def test_founding_that_was_interrupted_founded_nothing(desk: Desk) -> None:
@@ -148,13 +148,11 @@ def test_run_that_has_begun_and_lost_its_manifest_is_not_founded_once_more(desk:
 
 
 @pytest.mark.parametrize("name", [MANIFEST_FILE, RUN_FILE, "founded.json"])
-def test_damaged_run_is_left_out_with_a_warning(
-    desk: Desk, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_damaged_run_is_told_apart_from_a_whole_one(desk: Desk, name: str) -> None:
     found, _ = desk.run()
     (run_folder(desk.state, found.manifest.digest) / name).write_bytes(b"\xff{")
-    assert founded_runs(desk.state, SIGNER) == []
-    assert "founded run ignored" in caplog.text
+    (damaged,) = read_founded(desk.state, SIGNER).values()
+    assert isinstance(damaged, ConfigError)
 
 
 def test_run_of_another_version_is_not_called_damaged(desk: Desk) -> None:
@@ -170,7 +168,7 @@ def test_run_of_another_version_is_not_called_damaged(desk: Desk) -> None:
 
 def test_run_that_was_joined_is_not_one_that_was_founded(desk: Desk) -> None:
     store_manifest(desk.state, signed(toy_manifest()))
-    assert founded_runs(desk.state, SIGNER) == []
+    assert read_founded(desk.state, SIGNER) == {}
 
 
 def test_wrong_file_founds_nothing(desk: Desk) -> None:

@@ -290,14 +290,14 @@ def test_entries_and_evidence_are_told_apart_by_their_first_byte():
 def test_bounds_of_kinds_add_up_to_those_of_writers_and_of_all():
     rules = RULES.values()
     assert set(RULES) == set(EntryKind)
-    assert sum(rule.per_writer for rule in rules) <= limits.ENTRIES_PER_WRITER_MAX
+    assert sum(rule.per_writer for rule in rules) <= 256
     bytes_per_writer = sum(rule.per_writer * rule.entry_bytes for rule in rules)
-    assert bytes_per_writer <= limits.ENTRY_BYTES_PER_WRITER_MAX
+    assert bytes_per_writer <= 112 * limits.KIB
     total = sum(rule.total * rule.entry_bytes for rule in rules)
     small = limits.EVIDENCE_MAX - limits.WRONG_SUMS_MAX
     total += small * 2 * limits.STATEMENT_BYTES_MAX
     total += limits.WRONG_SUMS_MAX * limits.EVIDENCE_BYTES_MAX
-    assert total <= limits.ENTRIES_TOTAL_BYTES_MAX
+    assert total <= 96 * limits.MIB
     rows = sum(rule.total for rule in rules) + limits.EVIDENCE_MAX
     assert rows <= limits.STATE_ROWS_MAX
     assert max(rule.entry_bytes for rule in rules) <= limits.ENTRY_BYTES_MAX

@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from dht.reaching.dial_back import (
+    DIAL_BACK_FRAMES,
     DIAL_BACK_PROTOCOL,
     FRAME_BYTES_MAX,
     KNOCK_S,
@@ -21,8 +22,6 @@ from dht.reaching.dial_back import (
     DialBackServer,
     Silent,
     Votes,
-    decode_check,
-    encode_check,
     network_of,
     to_dial,
     told_addresses,
@@ -38,11 +37,11 @@ CHECKS = (Check(4001), Answered(HERE), Silent(HERE), Declined("too many of late"
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: type(check).__name__)
 def test_messages_come_back_as_said(check):
-    assert decode_check(encode_check(check)) == check
+    assert DIAL_BACK_FRAMES.decode(DIAL_BACK_FRAMES.encode(check)) == check
 
 
 def test_golden_bytes_of_the_messages():
-    assert [encode_check(one).hex() for one in CHECKS[:2]] == [
+    assert [DIAL_BACK_FRAMES.encode(one).hex() for one in CHECKS[:2]] == [
         "0191cd0fa1",
         "0291bb" + HERE.encode().hex(),
     ]
@@ -51,7 +50,7 @@ def test_golden_bytes_of_the_messages():
 @pytest.mark.parametrize("frame", [b"", b"\x00", b"\x05\x90", b"\x01\x91\x00", b"\x02\x91\xa0"])
 def test_other_bytes_are_no_messages(frame):
     with pytest.raises(DecodeError):
-        decode_check(frame)
+        DIAL_BACK_FRAMES.decode(frame)
 
 
 def test_only_the_askers_own_public_address_is_dialled():
@@ -253,7 +252,7 @@ async def test_asker_that_sends_something_else_gets_nothing_dialled(autojump_clo
         street.network.open(signer_seed=os.urandom(32)) as asker,
     ):
         await asker.connect(one.peer_id, one.addresses())
-        for frame in (encode_check(Answered(HERE)), b"", os.urandom(20)):
+        for frame in (DIAL_BACK_FRAMES.encode(Answered(HERE)), b"", os.urandom(20)):
             stream = await asker.open_stream(one.peer_id, DIAL_BACK_PROTOCOL)
             await stream.send_frame(frame)
             with pytest.raises(StreamClosedError):
@@ -261,6 +260,8 @@ async def test_asker_that_sends_something_else_gets_nothing_dialled(autojump_clo
         assert street.dialled == []
         # A service port: declined, and counted for nothing.
         stream = await asker.open_stream(one.peer_id, DIAL_BACK_PROTOCOL)
-        await stream.send_frame(encode_check(Check(25)))
-        assert isinstance(decode_check(await stream.receive_frame(FRAME_BYTES_MAX)), Declined)
+        await stream.send_frame(DIAL_BACK_FRAMES.encode(Check(25)))
+        assert isinstance(
+            DIAL_BACK_FRAMES.decode(await stream.receive_frame(FRAME_BYTES_MAX)), Declined
+        )
         assert street.dialled == []

@@ -6,12 +6,11 @@ from dht.reaching.addresses import circuit_address
 from dht.reaching.punching import (
     AGAIN_FIRST_S,
     AGAIN_MAX_S,
+    PUNCH_FRAMES,
     TARGETS_MAX,
     Due,
     Go,
     Offer,
-    decode_signal,
-    encode_signal,
     mapped_addresses,
     targets,
 )
@@ -23,18 +22,18 @@ SIGNALS = (Offer(()), Offer((PLACE, "/ip6/2001:db8::1/tcp/9")), Go())
 
 @pytest.mark.parametrize("signal", SIGNALS)
 def test_signals_come_back_as_said(signal):
-    assert decode_signal(encode_signal(signal)) == signal
+    assert PUNCH_FRAMES.decode(PUNCH_FRAMES.encode(signal)) == signal
 
 
-@pytest.mark.parametrize("frame", [b"", b"\x00", b"\x03\x90", encode_signal(Go()) + b"x"])
+@pytest.mark.parametrize("frame", [b"", b"\x00", b"\x03\x90", PUNCH_FRAMES.encode(Go()) + b"x"])
 def test_other_bytes_are_no_signals(frame):
     with pytest.raises(DecodeError):
-        decode_signal(frame)
+        PUNCH_FRAMES.decode(frame)
 
 
 def test_offer_of_many_addresses_is_refused():
     with pytest.raises(DecodeError):
-        encode_signal(Offer((PLACE,) * (TARGETS_MAX + 1)))
+        PUNCH_FRAMES.encode(Offer((PLACE,) * (TARGETS_MAX + 1)))
 
 
 def test_router_that_keeps_ports_shows_the_listening_port_at_each_address_once():

@@ -10,14 +10,13 @@ import trio.testing
 from dht.reaching import relay_client, relay_server
 from dht.reaching.addresses import (
     CIRCUIT_PROTOCOL,
+    RELAY_FRAMES,
     RELAY_PROTOCOL,
     Granted,
     Incoming,
     Refused,
     Reserve,
     circuit_address,
-    decode_word,
-    encode_word,
 )
 from dht.reaching.relay_client import Places, accept_circuit, join_circuit
 from dht.reaching.relay_server import RelayLimits, RelayServer, volunteer_limits
@@ -58,8 +57,8 @@ async def memory_relay(**limits):
 
 
 async def say(stream, word):
-    await stream.send_frame(encode_word(word))
-    return decode_word(await stream.receive_frame(256))
+    await stream.send_frame(RELAY_FRAMES.encode(word))
+    return RELAY_FRAMES.decode(await stream.receive_frame(256))
 
 
 async def agree(stream):
@@ -80,10 +79,10 @@ async def test_circuit_leads_to_whoever_has_a_place_in_memory(autojump_clock):
         circuit = await join_circuit(near, relay.transport.peer_id, far.peer_id)
         await circuit.send_all(b"hello")
         assert await circuit.receive_exactly(5) == b"hello"
-        assert relay.server.books.num_circuits == 1
+        assert relay.server.books._num_circuits == 1
         await circuit.aclose()
         await trio.sleep(1)
-        assert relay.server.books.num_circuits == 0
+        assert relay.server.books._num_circuits == 0
 
 
 async def test_nobody_is_led_to_a_peer_without_a_place_or_a_silent_one(autojump_clock):
@@ -101,7 +100,7 @@ async def test_nobody_is_led_to_a_peer_without_a_place_or_a_silent_one(autojump_
         ):
             await join_circuit(near, relay.transport.peer_id, frozen.peer_id)
         await trio.testing.wait_all_tasks_blocked()
-        assert relay.server.books.num_circuits == 0
+        assert relay.server.books._num_circuits == 0
         await stream.aclose()
 
 
@@ -177,13 +176,14 @@ async def test_idle_circuit_ends(autojump_clock):
         _, _ = await relay.reserve(far)
         circuit = await join_circuit(near, relay.transport.peer_id, far.peer_id)
         await trio.sleep(relay_server.IDLE_S + 1)
-        assert relay.server.books.num_circuits == 0
+        assert relay.server.books._num_circuits == 0
         with pytest.raises(StreamClosedError):
             await circuit.receive_exactly(1)
 
 
 @pytest.mark.parametrize(
-    "frame", [b"", b"\xff" * 200, encode_word(Incoming(NOBODY)), encode_word(Refused("no"))]
+    "frame",
+    [b"", b"\xff" * 200, RELAY_FRAMES.encode(Incoming(NOBODY)), RELAY_FRAMES.encode(Refused("no"))],
 )
 async def test_nonsense_ends_the_stream_and_takes_no_place(frame, autojump_clock):
     async with memory_relay() as relay, relay.peer() as peer:
@@ -323,7 +323,7 @@ async def test_peer_that_is_no_relay_is_asked_less_and_less(autojump_clock):
     async def refuse(stream):
         asked.append(trio.current_time())
         await stream.receive_frame(256)
-        await stream.send_frame(encode_word(Refused("no place is left")))
+        await stream.send_frame(RELAY_FRAMES.encode(Refused("no place is left")))
 
     network = MemoryNetwork()
     async with (
@@ -363,7 +363,7 @@ async def test_one_relay_among_many_peers_that_are_none_is_found(autojump_clock)
 async def test_relay_that_stops_to_answer_is_no_address_any_more(autojump_clock):
     async def once(stream):
         await stream.receive_frame(256)
-        await stream.send_frame(encode_word(Granted("/dns/nowhere", 1)))
+        await stream.send_frame(RELAY_FRAMES.encode(Granted("/dns/nowhere", 1)))
         await trio.sleep_forever()
 
     network = MemoryNetwork()
@@ -386,7 +386,7 @@ async def test_relay_that_stops_to_answer_is_no_address_any_more(autojump_clock)
 async def test_relay_that_answers_something_else_is_no_circuit(answer, autojump_clock):
     async def odd(stream):
         await stream.receive_frame(256)
-        await stream.send_frame(encode_word(answer))
+        await stream.send_frame(RELAY_FRAMES.encode(answer))
 
     network = MemoryNetwork()
     async with (

@@ -10,7 +10,7 @@ import trio
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dht.reaching import relay_server
-from dht.reaching.addresses import RELAY_PROTOCOL, Joined, circuit_address, encode_word
+from dht.reaching.addresses import RELAY_FRAMES, RELAY_PROTOCOL, Joined, circuit_address
 from dht.reaching.relay_client import join_circuit
 from dht.transport.libp2p_inbound import encode_line
 from protocol.errors import NetworkError, UnreachableError
@@ -41,7 +41,7 @@ async def test_stranger_whose_last_message_does_not_decrypt_harms_nobody():
         await circuit.send_all(message(b""))
         await receive_message(circuit)
         await circuit.send_all(struct.pack("!H", 200) + os.urandom(200))
-        await until(lambda: not made.server.books.num_circuits)
+        await until(lambda: not made.server.books._num_circuits)
         await near.connect(far.peer_id, relayed(far))
         assert await ask(await near.open_stream(far.peer_id, ECHO), b"still") == b"still"
 
@@ -51,7 +51,7 @@ async def test_relay_that_answers_in_somebodys_place_is_a_failed_dial():
 
         async def impostor(stream):
             await stream.receive_frame(256)
-            await stream.send_frame(encode_word(Joined()))
+            await stream.send_frame(RELAY_FRAMES.encode(Joined()))
             await stream.send_all(HEADER)
             heard = b""
             while not heard.endswith(NOISE):

@@ -11,11 +11,11 @@ from multiaddr import Multiaddr
 
 from dht.reaching.addresses import (
     CIRCUIT_PROTOCOL,
+    RELAY_FRAMES,
     RELAY_PROTOCOL,
     Incoming,
     Joined,
     circuit_address,
-    encode_word,
 )
 from dht.reaching.relay_client import join_circuit
 from dht.reaching.relay_server import RelayLimits, RelayServer
@@ -76,9 +76,9 @@ async def test_peers_that_know_only_a_relay_speak_with_each_other_over_one_circu
         frame = os.urandom(3 * MIB)
         assert await ask(stream, frame) == frame
         assert far.connected() == tuple(sorted((made.relay.peer_id, near.peer_id)))
-        assert made.server.books.num_circuits == 1
+        assert made.server.books._num_circuits == 1
         await near.disconnect(far.peer_id)
-        await until(lambda: not made.server.books.num_circuits)
+        await until(lambda: not made.server.books._num_circuits)
         await until(lambda: near.peer_id not in far.connected())
 
 
@@ -103,7 +103,7 @@ async def test_relay_cannot_put_itself_in_the_place_of_the_target():
 
         async def impostor(stream):
             await stream.receive_frame(256)
-            await stream.send_frame(encode_word(Joined()))
+            await stream.send_frame(RELAY_FRAMES.encode(Joined()))
             # It answers like a peer, as itself.
             await upgrade(made.relay, stream)
 
@@ -126,7 +126,7 @@ async def test_circuit_from_a_peer_that_is_no_relay_of_ours_is_refused():
     async with lab(), open_loopback() as peer, open_loopback() as stranger:
         await stranger.connect(peer.peer_id, peer.addresses())
         stream = await stranger.open_stream(peer.peer_id, CIRCUIT_PROTOCOL)
-        await stream.send_frame(encode_word(Incoming(NOBODY)))
+        await stream.send_frame(RELAY_FRAMES.encode(Incoming(NOBODY)))
         with pytest.raises(StreamClosedError):
             await stream.receive_exactly(1)
 
@@ -139,7 +139,7 @@ async def test_garbage_over_a_circuit_harms_nobody(garbage):
         circuit = await join_circuit(near, made.relay.peer_id, far.peer_id)
         await circuit.send_all(garbage)
         await circuit.aclose()
-        await until(lambda: not made.server.books.num_circuits)
+        await until(lambda: not made.server.books._num_circuits)
         await near.connect(far.peer_id, relayed(far))
         assert await ask(await near.open_stream(far.peer_id, ECHO), b"still") == b"still"
 

@@ -353,5 +353,5 @@ def test_seat_proof_needs_the_whole_state_and_belongs_to_one_peer_and_one_seal()
 def test_cells_that_do_not_exist_are_not_served():
     store = advanced()
     assert store.state_of(bytes(32)) is None
-    assert store.whole_result(bytes(32)) == []
+    assert store.result_cells(bytes(32)) == []
     assert store.parts(bytes(32), [0]) == []

@@ -117,7 +117,7 @@ def test_final_result_is_read_from_the_disk_with_the_same_cells_and_proofs(journ
     store, before = sealed_on_disk(journal)
     assert store.is_on_disk(LIST)
     assert store.results(LIST, first=1, stop=4) == before
-    assert store.whole_result(LIST)[1:] == [item.payload for item in before]
+    assert store.result_cells(LIST)[1:] == [item.payload for item in before]
     root = store._results[LIST].root(1, 4)
     store.put_result(LIST, root, before[0], first=1, stop=4)
     assert not store._results[LIST]._payloads, "what comes late takes no memory"
@@ -165,7 +165,6 @@ def test_result_that_the_disk_has_lost_is_as_one_that_is_not_here(journal, tmp_p
         case _:
             path.unlink()
     assert store.results(LIST, first=1, stop=4) == []
-    assert store.whole_result(LIST) == []
     is_there = damage != "all"
     assert bool(store.results(LIST, first=0, stop=1)) is is_there, "other cells are whole"
 

@@ -128,7 +128,7 @@ def test_liar_that_offers_what_it_does_not_send_is_asked_no_more():
         asked += len(sent(script.hear(LIAR, OfferIds(ids=ids)), WantEntries))
         asked += len(sent(script.pass_time(2.0), WantEntries))
     assert asked <= 3 * UNSERVED_MAX
-    assert script.machine.spreading.num_wanted == 0
+    assert len(script.machine.spreading._wants) == 0
     # Others are asked as before.
     assert sent(script.hear(A, OfferIds(ids=(b"\x01" * 32,))), WantEntries)
 
@@ -172,7 +172,7 @@ def test_flood_of_ids_is_bounded():
     for number in range(100):
         ids = tuple((1024 * number + i).to_bytes(32, "big") for i in range(1024))
         script.hear(LIAR, OfferIds(ids=ids))
-    assert script.machine.spreading.num_wanted <= 1024
+    assert len(script.machine.spreading._wants) <= 1024
 
 
 def test_asking_for_everything_again_and_again_is_served_within_a_quota():

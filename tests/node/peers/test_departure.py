@@ -50,11 +50,11 @@ async def test_first_signal_asks_and_gives_the_status(ends: list[int]) -> None:
     departure = Departure()
     with departure.handling_signals():
         departure.begin()
-        assert (departure.is_asked, departure.status) == (False, 0)
+        assert (departure.asked.is_set(), departure.status) == (False, 0)
         send()
         with trio.fail_after(5.0):
-            await departure.asked()
-        assert (departure.is_asked, departure.status) == (True, 130)
+            await departure.asked.wait()
+        assert (departure.asked.is_set(), departure.status) == (True, 130)
         assert (departure.signal_name, ends) == ("SIGINT", [])
         departure.done()
 
@@ -90,7 +90,7 @@ async def test_leaving_in_time_stops_the_clock() -> None:
     departure = Departure(end=lambda _: pytest.fail("it was in time"))
     departure.ask()
     with trio.fail_after(5.0):
-        await departure.asked()
+        await departure.asked.wait()
     assert departure.status == 0
     departure.done()
     assert departure._watchdog is not None
@@ -127,11 +127,11 @@ async def test_clock_stands_still_while_the_node_stays_and_runs_anew_when_it_goe
     departure = Departure(leave_s_max=0.02, end=lambda _: ended.set())
     departure.ask()
     departure.stay()
-    assert not departure.is_going
+    assert not departure.going.is_set()
     assert not ended.wait(0.1)
     departure.go()
     with trio.fail_after(5.0):
-        await departure.going()
+        await departure.going.wait()
     assert ended.wait(5.0)
 
 

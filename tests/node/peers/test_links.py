@@ -383,7 +383,7 @@ async def told_of(
         await trio.sleep(5.0)
         records = await b.directory.find(b"run/" + b.links.signed.manifest.digest)
         (said,) = [decode(Announcement, one.value) for one in records if one.writer == a.peer]
-        found = said, b.directory.contact(a.peer), b.links.addresses(a.peer)
+        found = said, b.directory.kademlia.table.get(a.peer), b.links.addresses(a.peer)
         nursery.cancel_scope.cancel()
     return found
 

@@ -51,7 +51,7 @@ class Filled:
     def reduced(self, digest: bytes, bounds: tuple[int, ...], grams: list[bytes]) -> bytes:
         for first, stop in pairwise(bounds):
             self.store.reduce(digest, self.entries, first=first, stop=stop, grams=grams)
-        return b"".join(self.store.whole_result(digest))
+        return b"".join(self.store.result_cells(digest))
 
 
 @pytest.mark.parametrize("name", list(AGGREGATORS))

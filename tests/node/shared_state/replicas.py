@@ -287,7 +287,7 @@ class Replicas(RuleBasedStateMachine):
                 most = max(map(writers.count, writers), default=0)
                 assert most <= RULES[kind].per_writer
             assert len(self.under_way) <= 200
-            assert book.num_bytes <= limits.ENTRIES_TOTAL_BYTES_MAX
+            assert book.num_bytes <= 96 * limits.MIB
 
     @rule()
     def settle(self):

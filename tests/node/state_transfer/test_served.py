@@ -76,7 +76,7 @@ def test_state_that_is_asked_for_stays_until_nobody_asks_any_more():
     assert swarm.find(Bulk.STATE, 4) is None
     assert swarm.find(Bulk.STATE, 3, 2 * HELD_S) is not None
     assert swarm.find(Bulk.STATE, 3, 3 * HELD_S + 0.1) is None
-    assert swarm.served.num_held == 0
+    assert len(swarm.served._held) == 0
 
 
 def test_joiners_hold_so_many_states_and_no_more():
@@ -84,7 +84,7 @@ def test_joiners_hold_so_many_states_and_no_more():
     for index in range(1, 9):
         swarm.step()
         assert swarm.find(Bulk.STATE, index, float(index)) is not None
-        assert swarm.served.num_held <= STATES_HELD_MAX
+        assert len(swarm.served._held) <= STATES_HELD_MAX
     held = [index for index in range(1, 9) if swarm.find(Bulk.STATE, index, 9.0) is not None]
     assert held == [7, 8], "the last two are in memory anyhow"
 
