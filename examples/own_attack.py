@@ -5,8 +5,7 @@ H honest peers, B liars, N elements of a contribution
 
 import numpy as np
 
-from sim.attacks import ATTACKS, Attack, Context
-from sim.attacks.seam import Rows, Vector, mean_of, repeated
+from sim.attacks.seam import ATTACKS, Attack, Context, Rows, Vector, mean_of, repeated
 from sim.robustness.game import LyingStage, play, rule_named
 
 

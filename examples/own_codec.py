@@ -7,8 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.errors import DecodeError
-from training.compression import CODECS, Vector, bits_per_element
-from training.compression.seam import as_float32
+from training.compression.seam import CODECS, Vector, as_float32, bits_per_element
 from training.numeric.arithmetic import all_finite
 
 LARGEST = np.uint32(0x7F7F0000).view(np.float32)

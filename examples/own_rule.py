@@ -7,8 +7,7 @@ import numpy as np
 
 from sim.attacks import ATTACKS
 from sim.robustness.game import LyingStage, play, rule_named
-from training.aggregation import AGGREGATORS, Floats, tolerated
-from training.aggregation.seam import Rule, shares_of
+from training.aggregation.seam import AGGREGATORS, Floats, Rule, shares_of, tolerated
 from training.numeric.arithmetic import Vector, weighted_sum
 
 

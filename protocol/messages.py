@@ -391,9 +391,10 @@ class Commit:
     rate, 1 + level otherwise (R8); empty if the sender says nothing of anybody. `work` is there in
     runs with audits alone.
 
-    `committed`, `sealed` and `lapsed` are bit maps over the roster, of round r - L: whose COMMIT is
-    here, however late it came; whose SEAL of the value that became final; who kept this node
-    waiting for what it owed (R1, R8). All three are empty if the sender does not know that round.
+    `committed`, `sealed` and `lapsed` are bit maps over the roster of round r, and tell of round
+    `r - L`: whose COMMIT is here, however late it came; whose SEAL of the value that became final
+    is here; who kept this node waiting for what it owed (R1, R8). All three are empty if the sender
+    does not know that round.
     """
 
     root: Digest

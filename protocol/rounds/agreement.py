@@ -1,7 +1,7 @@
 """What a member has to say in the attempt it works in (R2): HAVE, HOLD, LIST, VOTE, NEWATTEMPT.
 
-Pure deciders over a RoundView; the machine signs what they return, once per slot. A muted node
-(R3) is not asked.
+Pure functions of a RoundView; the machine signs what they return, once per slot. They are not asked
+while the node must not sign (`RoundMachine.is_muted`: after a sleep R3, after a restart R12).
 """
 
 from collections.abc import Collection, Iterator
@@ -102,9 +102,11 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
 
 
 def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[DueStatement]:
-    """HOLD, where substitutes were called: what this node holds by now, if it is more than it said.
+    """HOLD, where substitutes were called (R2): what this node holds by now, if that is more than
+    it said in its HAVE.
 
-    As soon as it lacks nothing of what too few hold, at the latest in time for the LIST.
+    It is said as soon as the node lacks no parts that too few hold, at the latest in time for the
+    LIST.
     """
     if view.attempt not in view.lapses.second_call_s:
         return
@@ -130,7 +132,7 @@ def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[DueSt
 
 
 def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
-    """Whether bytes of parts that are missing in the own slices came so lately, or a COMMIT did."""
+    """Whether in the last `within_s` bytes came of parts that the own slices still lack."""
     own_slices, awaited = view.own_slices(), view.awaited
     return any(
         now_s - moved_s < within_s
@@ -142,13 +144,16 @@ def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
 
 
 def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
-    """Once, how long the parts took that this node is the first to sum: of all who are expected, or
-    of those who had committed by the first HAVE, though they were too late for it.
+    """Learn once per round how long parts took; returns whether this call did so.
 
-    Else a swarm whose lines are slower than its deadline would never know. Not of parts that others
-    gave in their sender's place, nor of COMMITs that came behind the HAVE unless more did than may
-    lie, nor how late the last COMMITs came before it, of so many as may lie: a liar would choose
-    how long others wait, each of them. Returns whether the round was measured.
+    What counts are the parts of the slices that this node is the first to sum. They are those of
+    all who are awaited, or, if this node said its first HAVE without some of them, those of the
+    COMMITs that it knew by then. (Otherwise a swarm whose lines are slower than its deadline would
+    never find out.)
+
+    A liar must not choose how long others wait. So three things teach nothing: parts that others
+    gave in the place of their sender; COMMITs that came after the HAVE, unless more than b did; and
+    how late the last b COMMITs came before it.
     """
     if view.arrivals.is_timed or view.times.opened_s is None:
         return False
@@ -199,8 +204,11 @@ def _phase_s(view: RoundView, digests: Collection[bytes], now_s: float) -> float
 
 
 def _late_to_commit(view: RoundView) -> dict[bytes, float]:
-    """In open runs when the last COMMITs of others came, behind the beginning of the round: of so
-    many as may lie. From then on their parts are waited for; how late they are is nobody's line."""
+    """In open runs, when the last b COMMITs came of those that came after the round had begun.
+
+    The parts of such a COMMIT are timed from its arrival: that it was late itself says nothing
+    about how fast the line of its sender is.
+    """
     assert view.times.opened_s is not None
     may_lie = liars(len(view.roles.electorate), view.config.trust)
     commits = view.ballots.commits
@@ -282,7 +290,7 @@ def _may_vote(view: RoundView, digest: bytes) -> bool:
 
 
 def _report(view: RoundView) -> Iterator[DueStatement]:
-    """Having entered a later attempt, tell its closer one's lock."""
+    """NEWATTEMPT: after it has entered a later attempt, a voter tells its closer its lock."""
     if view.attempt and view.me not in view.ballots.of(Kind.NEWATTEMPT, view.attempt):
         yield DueStatement(Kind.NEWATTEMPT, lock_report(view), view.attempt)
 
@@ -303,7 +311,7 @@ class Seen:
     is_past_end: bool
     rates: Rates
     unwelcome: frozenset[PeerId] = frozenset()
-    """Who had a seat lately and never contributed to a round."""
+    """Who had a seat lately and never contributed: it is not named for another one yet (R11)."""
 
 
 def commit_body(
@@ -349,10 +357,10 @@ def time_out_s(view: RoundView, deadline: LearnedDeadline) -> float:
 
 
 def has_timed_out(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> bool:
-    """Whether nothing moved for long, or the LIST is late for which all was there.
+    """Whether nothing moved for long, or the LIST is late although all that it needs was there.
 
-    One that this voter can never vote for in this attempt is none; but others may have voted for
-    it by what was here then, and what they certified goes on.
+    A LIST that this voter can never vote for in this attempt counts as no LIST. But others may have
+    voted for it by what they knew then: if anything is certified in this attempt, it goes on.
     """
     if now_s >= time_out_s(view, deadline):
         return True
@@ -367,7 +375,7 @@ def has_timed_out(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -
 
 
 def is_given_up(view: RoundView, deadline: LearnedDeadline, *, now_s: float) -> bool:
-    """Whether to try a new attempt: nothing moved for long, or the closer is gone unheard."""
+    """Whether to give the attempt up (R2, rule 10)."""
     if view.times.opened_s is None or _waits_for_seal_before(view):
         return False
     has_list = view.proposal() is not None
@@ -393,7 +401,7 @@ def _waits_for_seal_before(view: RoundView) -> bool:
 
 
 def _leaves_early(view: RoundView) -> bool:
-    """Whether an attempt that goes well is given up, as if it did not."""
+    """Whether an attempt that goes well is given up all the same; in simulated worlds only."""
     if view.rare("left-at-list"):
         return True
     if view.has_voted and view.rare("left-at-vote"):

@@ -1,10 +1,13 @@
-"""Who keeps others waiting for what it owes (R8). Pure deciders over a RoundView.
+"""Who keeps others waiting for what it owes (R8), and how long anybody is waited for.
 
-A word that is not said convicts nobody: it may be on its way, or its sender cut off from this node
-alone. But who owes it costs the round time, and would in each round. So every node tells in its
-next COMMIT who kept it waiting, and whom more voters name than may lie comes last among reducers
-and closers for some rounds (`protocol.rounds.roster`). Nothing else follows from it: no seat, no
-vote.
+The first part are pure functions of a RoundView. Behind it stand the learned deadline ("What a
+round waits for"), the courtesy of holding a COMMIT for joiners, and the memory of idle keys (R11).
+
+A word that is not said convicts nobody: it may be on its way, or its sender may be cut off from
+this node alone. But a peer that owes it costs the round time, and would do so in every round. So
+every node tells in its COMMIT of L rounds later who kept it waiting. A member that more voters name
+than may lie comes last among reducers and closers for some rounds (`protocol.rounds.roster`).
+Nothing else follows from it: no seat is lost, and no vote.
 """
 
 import math
@@ -36,8 +39,8 @@ HAVE_LAPSES_AFTER, LIST_LAPSES_AFTER = 1.25, 2.25
 is on its way has a quarter more."""
 
 LIST_LATE_AFTER = 0.5
-"""A LIST is due at once where nobody is waited for: so many deadlines later it is late, and not
-before its closer has by others what it may not have been told."""
+"""Where nobody is waited for, a LIST is due at once, and late so many deadlines afterwards; but not
+before the time is over in which others have told its closer what it may not have heard itself."""
 
 
 def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
@@ -81,8 +84,8 @@ def _note_ready(view: RoundView, now_s: float) -> None:
 
 
 def list_late_s(view: RoundView, deadline_s: float) -> float:
-    """When a LIST is late for which all was there: then its closer has by others what it may not
-    have been told. Infinite while anything is missing."""
+    """When a LIST is late although all that it needs is here. By then others have told its closer
+    what it may not have heard itself. Infinite while anything is missing."""
     ready_s = view.lapses.ready_s.get(view.attempt, math.inf)
     return ready_s + max(LIST_LATE_AFTER * deadline_s, view.config.relayed_s)
 
@@ -96,12 +99,13 @@ def _leaves_out(view: RoundView, body: List) -> bool:
 
 
 def _to_list(view: RoundView) -> AbstractSet[PeerId]:
-    """Whom a LIST has to name, by what its closer had as well when it made it.
+    """Whom a LIST has to name: senders that were complete by what its closer knew as well.
 
-    An honest one proposes early only when it has heard all first HAVEs that it waits for, and is
-    behind them else. What comes just before a LIST its closer may not have had: who wants it to be
-    named tells the others alone. So those count who were complete when HAVEs were late, or of an
-    early LIST those who are by first HAVEs that all wait for; no newcomers, who are not waited for.
+    What arrives just before a LIST its closer may not have had: a liar that wants the closer to be
+    named would tell it to all others. So of a late LIST those senders count that were complete when
+    HAVEs became late. An early LIST an honest closer makes only when it has heard all the first
+    HAVEs that everybody waits for, so of that those count that are complete by these HAVEs.
+    Newcomers do not count, for nobody waits for them.
     """
     found = view.lapses.to_list.get(view.attempt)
     if found is not None:
@@ -122,8 +126,9 @@ def _can_propose(view: RoundView, complete: Collection[PeerId]) -> bool:
 
 
 def owed(view: RoundView) -> set[PeerId]:
-    """Who kept this node waiting in a round that is sealed: also who denied to the end, behind a
-    second call, what others hold; and of whom more voters lacked parts than may lie."""
+    """Who kept this node waiting in a round that is sealed. Besides those noted during the round:
+    where there was a second call, reducers that denied to the end what others hold, and senders
+    whose parts more voters lacked than may lie; and members that owed a sum."""
     found, short = set(view.lapses.lapsed), set[PeerId]()
     for attempt in view.lapses.second_call_s:
         short |= _withheld(view, attempt)
@@ -133,10 +138,10 @@ def owed(view: RoundView) -> set[PeerId]:
 
 
 def _withheld(view: RoundView, attempt: int) -> set[PeerId]:
-    """Senders of whom so many lacked parts at first, of whatever slices, that one of these is
-    honest."""
+    """Senders whose parts, of whatever slices, so many voters lacked at first that one of these
+    voters is honest."""
     first, found = dict(view.ballots.bodies(Kind.HAVE, Have, attempt)), set[PeerId]()
-    # Of whom nobody waits for a HAVE may be signed before its COMMIT is known.
+    # Nobody waits for newcomers and absentees: a HAVE may be signed before their COMMITs are known.
     for sender in view.ballots.commits.keys() - view.roles.newcomers - view.roles.absentees:
         lacked = _lacking(view, first, sender)
         if len(lacked & view.roles.belief.voters) >= max(1, view.roles.belief.words):
@@ -145,8 +150,8 @@ def _withheld(view: RoundView, attempt: int) -> set[PeerId]:
 
 
 def _denied(view: RoundView, attempt: int, short: AbstractSet[PeerId]) -> set[PeerId]:
-    """Reducers that to the end of an attempt with a second call do not say that they hold what is
-    sealed; not of what its sender keeps back or gave late."""
+    """Reducers that never said, in an attempt with a second call, that they hold parts of a sealed
+    contribution. Parts that their sender kept back or gave late do not count."""
     said, found = said_haves(view, attempt), set[PeerId]()
     not_in_time = view.roles.newcomers | view.roles.absentees | view.lapses.overdue
     for sender in _listed(view) - short - not_in_time:
@@ -158,8 +163,9 @@ def _denied(view: RoundView, attempt: int, short: AbstractSet[PeerId]) -> set[Pe
 def _may_be_untold(view: RoundView, reducer: PeerId, attempt: int, sender: PeerId) -> bool:
     """Whether a reducer of an open run may have said what it holds before it knew that COMMIT.
 
-    Who lies may tell it to some alone, and the last of the others hears of it `relayed_s` later. An
-    honest one waits for it to its deadline: who speaks before that knows whom it denies.
+    A liar may tell its COMMIT to some peers alone; the last of the others hears of it `relayed_s`
+    later. An honest reducer that lacks a COMMIT waits for it to its deadline, so a reducer that
+    speaks before that knows whom it denies.
     """
     said_s = view.lapses.said_s.get((attempt, reducer), -math.inf)
     if view.roles.belief.words < 2 or said_s < _begun_s(view) + view.config.overdue_s:
@@ -168,8 +174,11 @@ def _may_be_untold(view: RoundView, reducer: PeerId, attempt: int, sender: PeerI
 
 
 def _begun_s(view: RoundView) -> float:
-    """Before when the round began for nobody honest. It begins with the COMMITs of a quorum: this
-    node's may be one, and those of so many as may lie, who told that one alone; others tell all."""
+    """The earliest time at which the round can have begun for an honest peer.
+
+    It begins with the COMMITs of a quorum. One of these may be this node's own, and b may be of
+    liars that told them to that peer alone; the others were told to this node as well.
+    """
     voters, commit_s = view.roles.electorate, view.arrivals.commit_s
     num_others = len(voters) - blocking(len(voters), view.config.trust)
     came_s = [commit_s[peer] for peer in voters if peer in commit_s and peer != view.me]
@@ -179,7 +188,7 @@ def _begun_s(view: RoundView) -> float:
 
 
 def _lacking(view: RoundView, said: Mapping[PeerId, Have], sender: PeerId) -> set[PeerId]:
-    """Who was asked first to hold parts of a sender and says that it lacks some."""
+    """Who was among the first to hold parts of a sender, and says that it lacks some of them."""
     return {
         peer
         for piece in view.slices
@@ -196,8 +205,8 @@ def _listed(view: RoundView) -> set[PeerId]:
 
 
 def _without_sums(view: RoundView, short: AbstractSet[PeerId]) -> set[PeerId]:
-    """Who said too late what a slice of the sealed LIST comes to, or to the end did not; not where
-    it lacked parts that their sender kept back."""
+    """Who said the sum (AGG or GRAM) of a slice of the sealed LIST too late or never, unless it
+    lacked parts that their sender kept back."""
     sealed, found = view.ballots.sealed(view.seals.before), set[PeerId]()
     if not sealed or not view.lapses.late_to_sum:
         return found
@@ -234,8 +243,8 @@ MARGIN = 2.0
 
 GROWTH = 1.5
 GROWTH_STEPS_MAX = 8
-"""Each time-out of a round makes the next one longer (R2), up to 25 times: an attempt that ended
-because its closer was gone was not too short."""
+"""Each time-out of a round makes its deadline 1.5 times longer (R2), up to 25 times as long. An
+attempt that ended because its closer was gone was not too short, and changes nothing."""
 
 
 class LearnedDeadline:
@@ -364,7 +373,7 @@ class Courtesy:
 
 # Idlers -------------------------------------------------------------------------------------------
 #
-# Who had a seat and never contributed to a round: it waits longer each time it asks again.
+# A key that had a seat and never contributed to a round waits longer each time it asks again.
 #
 # A proof that a state is held can be made for any number of keys by one who holds it. Such a key is
 # seated once, is not waited for, and loses its seat; each voter of an open run remembers that by

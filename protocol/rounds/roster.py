@@ -1,7 +1,7 @@
 """From one seal to the next round: roster, voters, quorum, closer, leases, clock.
 
-All pure functions of sealed values (R1, R9; R8 is `protocol.rounds.reducers`): what gossip or one's
-own view says has no say.
+All are pure functions of sealed values (R1, R9; of R8 the set-backs and the closer; who sums what
+is in `protocol.rounds.reducers`). What gossip says and what one node sees has no influence.
 """
 
 from collections import Counter
@@ -21,8 +21,8 @@ from protocol.rounds.seating import FOUNDING_ROUND, Turns, counting, earned, in_
 
 # Told ---------------------------------------------------------------------------------------------
 #
-# What the listed COMMITs of a round say of round r - L: who was there, who sealed, who kept others
-# waiting (R1, R8).
+# What the COMMITs that are listed in round r report of round r - L: who was there, who sealed, who
+# kept others waiting (R1, R8).
 #
 # Who is absent follows from no LIST. Whom a LIST names is the choice of one closer, made from what
 # a few reducers say that they hold, so that one of them would have the say over the seat of
@@ -30,13 +30,16 @@ from protocol.rounds.seating import FOUNDING_ROUND, Turns, counting, earned, in_
 # late has come.
 
 SET_BACK_ROUNDS = 8
-"""So long who kept others waiting comes last among reducers and closers (R8); twice as long where
-it does so again within as many rounds after that."""
+"""For so many rounds a member that kept others waiting comes last among reducers and closers (R8);
+for twice as many if it lapses again within as many rounds after that."""
 
 
 class CommitReports:
-    """What `commits`, listed in round `round_index` of that roster, say; they are those of the
-    members whose word on others counts, of whom `may_lie` may lie. `lag` is L."""
+    """What the COMMITs that are listed in round `round_index` say about the round L before it.
+
+    `roster` is that of the round, over which their bit maps are made. `commits` are those of the
+    members whose word on others counts, and up to `may_lie` of these members may lie. `lag` is L.
+    """
 
     def __init__(
         self,
@@ -67,10 +70,11 @@ class CommitReports:
         return self._sealed[peer] > self._may_lie
 
     def absences(self, seat: SeatRecord) -> int:
-        """How many rounds in a row too few have seen a COMMIT of a member that is not listed now.
+        """For how many rounds in a row too few have seen a COMMIT of this member, which is not
+        listed now.
 
-        Nobody is charged where so few words are listed that those of liars may be half of them, nor
-        for a round in which it had no seat.
+        No absence is added if so few words are listed that half of them may be those of liars, nor
+        for a round in which the member had no seat.
         """
         was_seated = seat.seated <= self._round - 2 * self._lag
         if self._num_words <= 2 * self._may_lie or self._round <= self._lag or not was_seated:
@@ -83,7 +87,7 @@ class CommitReports:
             return seat
         last = SET_BACK_ROUNDS << max(0, seat.set_backs - 1)
         if seat.set_backs and self._round < seat.set_back_until - last + 2 * self._lag:
-            return seat  # That round began before it was set back.
+            return seat  # The lapse is of a round that began before the member was set back.
         is_again = seat.set_backs and self._round <= seat.set_back_until + last
         count = min(seat.set_backs + 1, limits.SET_BACKS_MAX) if is_again else 1
         until = min(self._round + (SET_BACK_ROUNDS << (count - 1)), limits.ROUNDS_MAX)
@@ -125,11 +129,11 @@ class ClockRules:
 
     trust: str = "friends"
     admission: AdmissionSpec = NO_ADMISSION
-    """Whose reports count."""
+    """The seats, and the ramp, which says whose reports count (R9)."""
     lag: int = 1
     """L of R1: how many rounds may be in flight (R5)."""
     segments: int = 0
-    """Of the work that a COMMIT must show (R10); 0 in runs without audits."""
+    """Into how many segments the work is cut that a COMMIT must show (R10); 0 without audits."""
 
     @classmethod
     def from_manifest(cls, manifest: RunManifest) -> "ClockRules":
@@ -312,7 +316,8 @@ def _weighted_median_steps(listed: Sequence[ListedContribution]) -> int:
 def _believed(
     roster: Roster, listed: Sequence[ListedContribution], law: AdmissionSpec
 ) -> Sequence[ListedContribution]:
-    """Those whose reports count: identities that anybody makes by the dozen are no majority."""
+    """The contributions whose reports count. In runs with a ramp newcomers are left out, so that
+    identities which anybody can make by the dozen are never a majority (R9)."""
     if not law.ramp:
         return listed
     counted = counting(roster, law)
@@ -337,13 +342,12 @@ def next_roster(
     law: AdmissionSpec = NO_ADMISSION,
     in_flight: InFlight | None = None,
 ) -> Roster:
-    """The roster that the seal of `round_index` carries (R1); `law` is the manifest's admission,
-    `lag` is L.
+    """The roster that the seal of `round_index` carries (R1); `law` is the manifest's admission.
 
-    `roster` is what the seal before it carries, and the round itself has, but with two rounds
-    `in_flight` (R5). Whoever came to its seat in between is not absent from a round that it had no
-    seat in.
-    An empty list changes nothing: nobody was seen absent, nobody was named.
+    `roster` is what the seal before it carries. With one round in flight that is the roster of the
+    round itself; with two, `in_flight` holds that one (R5), and a member seated in between is not
+    charged with absence from a round in which it had no seat.
+    An empty LIST changes nothing: it says of nobody that it was absent, and it names nobody.
     """
     if not listed:
         return roster
@@ -390,7 +394,7 @@ def _following(roster: Roster, rules: _Rules, gone: Collection[PeerId]) -> Roste
         if seat.peer in dropped:
             continue
         is_proved = seat.peer in present and present[seat.peer].is_proved
-        # Words keep a vote. They give none: who never sends a part could sign what others seal.
+        # Words keep a vote. They give none: a peer that sends no part could sign what others seal.
         is_proved |= seat.voter_since >= 0 and told.says_sealed(seat.peer)
         proved = round_index if is_proved else seat.proved
         absent = 0 if seat.peer in present else told.absences(seat)
@@ -427,9 +431,10 @@ def _held_votes(
 ) -> frozenset[PeerId]:
     """Voters of an open run that nobody saw of late, and that keep seat and vote for now.
 
-    In SEAL_WINDOW rounds at most so many lose their votes for want of being seen as may lie: the
-    longest absent first, the rest wait their turn. Else who keeps words of others from being heard
-    for a few rounds would be left with the votes.
+    Only in rounds whose number is a multiple of SEAL_WINDOW do voters lose their votes because they
+    were not seen, and then at most b of them: the longest absent first, the rest wait their turn.
+    Otherwise a liar that suppresses the words of others for a few rounds would be left with all
+    the votes.
     """
     may_lie = liars(len(roster.voters), trust)
     if not may_lie:
@@ -445,10 +450,11 @@ def _held_votes(
 
 
 def _is_carried(following: Roster, round_index: int, *, trust: str) -> bool:
-    """Whether of its voters a quorum proved itself in this very round, and so is here for the next.
+    """Whether a quorum of the voters that follow proved itself in this very round, and so is here
+    for the next one.
 
-    A voter that leaves by itself goes with no other seal: of who proved itself in a round before
-    nobody knows whether it lives, and with the leaver the last quorum would be gone (R1).
+    A voter that is needed leaves with no other seal: of a voter that proved itself in an earlier
+    round nobody knows whether it still lives, and without the leaver there might be no quorum (R1).
     """
     here = [seat.peer for seat in following.seats if seat.proved == round_index]
     return has_quorum(following, here, trust=trust)
@@ -461,16 +467,18 @@ def counts_of(roster: Roster, peer: PeerId, trust: str) -> bool:
 
 
 def _num_telling(roster: Roster, told: Sequence[Commit], trust: str) -> int:
-    """Of how many a majority is one: in open runs of all voters, not of those that one LIST happens
-    to list."""
+    """Out of how many members a majority is counted: in open runs out of all voters, not only out
+    of those that one LIST happens to list."""
     if liars(len(roster.voters), trust):
         return len(roster.voters)
     return len(told)
 
 
 class _Named:
-    """Whom those listed COMMITs name whose word counts, by the roster of their round; `roster` is
-    the newest one."""
+    """Which peers are named by the listed COMMITs whose word counts.
+
+    `of_round` is the roster of the round of these COMMITs, `roster` the newest one.
+    """
 
     def __init__(
         self, roster: Roster, of_round: Roster, listed: Sequence[ListedContribution], trust: str
@@ -516,8 +524,8 @@ def _counts(names: Sequence[tuple[PeerId, ...]]) -> Counter[PeerId]:
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """`held` are voters that keep their votes though nobody saw them of late. `is_leaving`: that
-    a voter is about to leave: then nobody enters who may be dead."""
+    """`held` are voters that keep their votes although nobody saw them of late. `is_leaving` says
+    that a voter is about to leave: then only members that proved themselves now become voters."""
 
     held: frozenset[PeerId]
     is_leaving: bool
@@ -567,10 +575,10 @@ def _founding(seats: Mapping[PeerId, SeatRecord], qualified: Collection[PeerId])
 def _successors(
     seats: Mapping[PeerId, SeatRecord], here: Collection[PeerId], electorate: Collection[PeerId]
 ) -> set[PeerId]:
-    """Who votes in the place of one that leaves, where fewer than four would be left.
+    """Who becomes a voter in the place of one that leaves, where fewer than four would be left.
 
-    From four voters on one may die; where there are so many, nobody succeeds, or liars could take
-    the places of honest voters that leave. Longest seated first, whoever came late last.
+    With four voters or more one may die, and then nobody succeeds a leaver: liars could take the
+    places of honest voters that leave. The longest seated members come first.
     """
     heirs = sorted(set(here) - set(electorate), key=lambda peer: (seats[peer].seated, peer))
     return set(heirs[: max(0, OPEN_VOTERS_MIN - len(electorate))])

@@ -123,7 +123,7 @@ class RoundMachine:
         self.filed_late: list[SignedMessage] = []
         """Messages of others that were kept until they could be filed, and are told to nobody."""
         self.audits: WorkRecord | None = None
-        """What says of work behind COMMITs, where a whole node is run."""
+        """What states the work behind the own COMMITs (R10); None without a whole node around."""
         self.doubted: frozenset[PeerId] = frozenset()
         """Who says that it has later seals and has not shown them, as the node's core knows."""
         self.is_held = False
@@ -323,10 +323,12 @@ class RoundMachine:
         self._agenda.disturb()
 
     def _keep_early(self, entry: BallotEntry) -> bool:
-        """What may be of a round whose seal is not here yet; whether it can be filed only then.
+        """Keep a message that may be of a round which no seal here names yet, and file it later.
+        Returns whether it cannot be filed now.
 
-        So is a SEAL of the round beside this one (R5): whoever signed it has the seal before it.
-        Where there are branches it is filed: that seal may be another one than the next here.
+        A SEAL of the round beside this one (R5) is kept as well: its signer has the seal before
+        that round, and this node has not. Where there may be branches such a SEAL is filed at once
+        too, for its signer may stand on another seal than the one that comes next here.
         """
         slot, lag = entry.message.slot, self.config.clock.lag
         on = self.standing.on(slot.basis)
@@ -352,7 +354,7 @@ class RoundMachine:
     def _enter(self, view: RoundView, attempt: int, now_s: float) -> None:
         """Work in a later attempt from now on; a rule reports the lock to its closer.
 
-        There is a last one, to which liars may lead: in that it stays.
+        Attempt numbers have a largest one, to which liars may lead: the node stays in that one.
         """
         view.attempt = min(attempt, limits.ATTEMPTS_MAX)
         view.times.entered_s = now_s if is_attended(view) else math.inf
@@ -379,8 +381,9 @@ class RoundMachine:
     def _new_view(
         self, head: SealCertificate, final: SealValue, now_s: float, *, before: SealValue | None
     ) -> RoundView:
-        """The round behind `head`; `before` is the seal before that, of genesis genesis. None: the
-        round behind that one, beside it (R5)."""
+        """A view of the round after `head`. `before` is the seal before `head`; genesis stands for
+        the seal before genesis. If `before` is None, the view is of the round after that round,
+        which is beside it (R5)."""
         named_by = before if self.config.clock.lag > 1 else None
         view = RoundView(
             config=self.config,
@@ -444,7 +447,7 @@ class RoundMachine:
     ) -> None:
         """Go on from a state that was synchronised; forgets the round under way.
 
-        `before` is the seal before it, which nobody asks for with one round in flight (R5).
+        `before` is the seal before `head`, which is not needed with one round in flight (R5).
         `results` names the LISTs whose results are in the store nevertheless.
         """
         self.standing.fall_back()
@@ -533,7 +536,7 @@ class RoundMachine:
         yield from self._sign(kind, body, attempt=attempt, subject=value.before)
 
     def _adopt(self, certificate: SealCertificate, now_s: float) -> Iterator[ev.RoundAction]:
-        """A round is final, and it is not the one of the own branch, if there is one."""
+        """A round is final, and is not the first one of the own branch: that is `_confirm`."""
         yield from self._fall_back(now_s)
         view, value = self.standing.base, certificate.value
         yield from self._late_seal(view, value)
@@ -575,8 +578,8 @@ class RoundMachine:
             yield from self._confirm(chain.pop(0), now_s)
 
     def _late_seal(self, view: RoundView, value: SealValue) -> Iterator[ev.RoundAction]:
-        """Shown a quorum of SEALs, a member may add its own of that attempt, even of one it has
-        left: its next COMMIT must carry it (R1, R2)."""
+        """A member that is shown a quorum of SEALs may add its own SEAL to their attempt, even if
+        it has left that attempt: its next COMMIT must carry such a SEAL (R1, R2)."""
         sealed = view.ballots.sealed(view.seals.before)
         if sealed is None or view is not self.view or not view.is_member or self.is_muted:
             return
@@ -635,8 +638,8 @@ class RoundMachine:
             yield ev.FallBack(standing.final, lost)
 
     def _left_uncommitted(self) -> None:
-        """What the trainer gave for rounds that are under way again, and no COMMIT binds, was made
-        behind others whose outcome is open again: it gives something else (R6)."""
+        """Drop contributions to rounds that are under way again, if no COMMIT binds them: they were
+        made on top of rounds whose outcome is open again, and the trainer gives new ones (R6)."""
         for view in self.standing.worked_for:
             if not view.own.commit:
                 view.own.contribution = None
@@ -1020,7 +1023,7 @@ class RoundMachine:
         else:
             return
         if value is None or not (view.outcome.followed or self._leads_on(value)):
-            return  # Of the latter the next attempt makes one that names whoever is left.
+            return  # It names nobody in reach (R4): the next attempt makes a seal that does.
         expected = link.value.digest if view.outcome.followed else psealed and psealed[0].value
         if value.digest != expected:
             yield from self._diverge("ours would be another: in state, roster or clock")
@@ -1036,7 +1039,8 @@ class RoundMachine:
 
 
 def _has_acted(view: RoundView) -> bool:
-    """Whether something may be signed in this attempt that is bound to its kind."""
+    """Whether something may have been signed that says whether this attempt is provisional or not:
+    then the round may change its kind only with a new attempt (R4)."""
     if view.times.opened_s is not None or view.attempt > 0:
         return True
     kinds = (Kind.VOTE, Kind.PVOTE, Kind.SEAL, Kind.PSEAL)

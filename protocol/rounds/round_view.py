@@ -57,12 +57,13 @@ class RoundSeals:
     the seal before the round is made, is final, or is given up."""
 
     head: SealValue
-    """The seal before the round; of a round that `is_beside` the one before it, the seal before
-    that, until the view is told to `stand_on` its own."""
+    """The seal before the round. While the round `is_beside` the round before it, that seal is not
+    there yet: then this is the seal before that one, until the view is told to `stand_on` its own.
+    """
     final: SealValue
-    """The seal that names the round which is final next: `head` itself, or on a branch one before
-    it (R4), with two rounds in flight the one before that. Its voters seal where the round is
-    provisional."""
+    """The seal that names the round which is to be final next: `head` itself, or on a branch (R4)
+    an earlier one, and with two rounds in flight the one before that. Its voters seal provisional
+    rounds."""
     named_by: SealValue | None = None
     """With two rounds in flight (R5) the seal before `head`, which names roster, slots and closer.
     None stands for `head` itself."""
@@ -82,8 +83,9 @@ class RoundSeals:
 
     @property
     def basis(self) -> bytes:
-        """The digest of the seal that names the round: with two in flight what `head` says of it,
-        for genesis too, so that no two rounds have the same."""
+        """The digest of the seal that names the round (`named`). Where that is the seal before
+        `head`, the digest is read from `head`: genesis has the digest of the run in that place, so
+        that no two rounds have the same basis (R5)."""
         return self.head.digest if self.is_beside or self.named_by is None else self.head.before
 
     @property
@@ -100,13 +102,13 @@ class MemberRoles:
     electorate: tuple[PeerId, ...]
     """Who votes."""
     belief: Belief
-    """Whose equal words of a slice are enough."""
+    """How many equal words about a slice are believed, and whose (R7)."""
     set_back: frozenset[PeerId]
     """Who comes last among reducers and closers here, and is not waited for as such (R8)."""
     newcomers: frozenset[PeerId]
     """Of whom no SEAL was seen yet, in open runs."""
     absentees: frozenset[PeerId]
-    """Whose COMMIT too few have seen in the last round that was told of, however late, likewise."""
+    """In open runs: whose COMMIT too few had seen, however late, by the last reports (R1)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,7 +406,8 @@ class RoundView:
         return self.seals.is_beside or self.seals.named_by is not None
 
     def may_speak(self, peer: PeerId) -> bool:
-        """Whether that peer may be one whom a provisional round needs."""
+        """Whether a provisional round may need that peer: as its member, or a member of the last
+        final roster."""
         return peer in self.member_set or peer in self.seals.final.roster.member_set
 
     def elect_sealers(self, sealers: frozenset[PeerId]) -> None:
@@ -441,7 +444,7 @@ class RoundView:
         self.outcome.values.clear()
 
     def set_final(self, final: SealValue) -> None:
-        """Another seal names the round that is final next."""
+        """Another seal now names the round that is to be final next."""
         self.seals = replace(self.seals, final=final)
 
     def decide_final(self) -> None:
@@ -468,9 +471,12 @@ class RoundView:
 
     @property
     def awaited(self) -> frozenset[PeerId]:
-        """Whose COMMIT and parts the round waits for. In open runs not for those of whom no SEAL
-        was seen yet, nor for those whose last COMMIT nobody saw, until they commit: anybody can
-        hold a proof for a key that does nothing, and all else can be said without a COMMIT."""
+        """Whose COMMIT and parts the round waits for.
+
+        An open run does not wait for newcomers, nor for absentees, before they commit: anybody can
+        prove a seat for a key that then does nothing, and everything else can be said without a
+        COMMIT.
+        """
         absent = (self.roles.newcomers | self.roles.absentees).difference(self.ballots.commits)
         return self.peers.expected - absent if absent else self.peers.expected
 
@@ -532,7 +538,7 @@ class RoundView:
 
     @property
     def attempt_start_s(self) -> float:
-        """From when the deadlines of the attempt count."""
+        """The moment from which the deadlines of the attempt are counted."""
         if self.attempt == 0 and self.times.opened_s is not None:
             return self.times.opened_s
         return self.times.entered_s
