@@ -37,6 +37,9 @@ ROBUSTNESS = "robustness"
 ScenarioArgument = Annotated[
     str, typer.Argument(help="A scenario name from `barnraise sim list`, or a scenario file.")
 ]
+SeedOption = Annotated[
+    int, typer.Option("--seed", help="Seed of everything that is random.", min=0)
+]
 RecordedSeedOption = Annotated[
     int | None,
     typer.Option(
@@ -66,9 +69,7 @@ TraceOption = Annotated[
 @sim_app.command("run")
 def run_scenario(
     scenario: ScenarioArgument,
-    seed: Annotated[
-        int, typer.Option("--seed", help="Seed of everything that is random.", min=0)
-    ] = 0,
+    seed: SeedOption = 0,
     peers: PeersOption = None,
     rounds: RoundsOption = None,
     attack: Annotated[
@@ -106,28 +107,63 @@ def run_scenario(
     raise typer.Exit(1 if play.outcome.violation else 0)
 
 
+ScenariosArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        help=(
+            "Scenario names or files; by default `mixed`. `robustness` runs all attacks instead."
+        ),
+        show_default=False,
+    ),
+]
+SeedsOption = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "Range FIRST..LAST or a single seed; with `robustness`, a single number is "
+            "the count of seeds."
+        )
+    ),
+]
+InterpretedOption = Annotated[
+    bool,
+    typer.Option(
+        "--interpreted",
+        help="Run interpreted Python even if `make compiled` has built native code.",
+    ),
+]
+ModelOption = Annotated[
+    str,
+    typer.Option(help="Model: text, or gpt (takes half an hour); only for `sweep robustness`."),
+]
+LiarsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Number of attackers; only for `sweep robustness`.",
+        show_default="a quarter of the peers",
+        min=1,
+    ),
+]
+SkewOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Dirichlet parameter by which the peers' data differ; only for `sweep robustness`.",
+        show_default="equal distributions",
+    ),
+]
+BareOption = Annotated[
+    bool,
+    typer.Option(
+        "--bare/--no-bare", help="Also evaluate the plain mean; only for `sweep robustness`."
+    ),
+]
+
+
 @sim_app.command("sweep")
 def sweep_scenarios(
     context: typer.Context,
-    scenarios: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help=(
-                "Scenario names or files; by default `mixed`. `robustness` runs all "
-                "attacks instead."
-            ),
-            show_default=False,
-        ),
-    ] = None,
-    seeds: Annotated[
-        str,
-        typer.Option(
-            help=(
-                "Range FIRST..LAST or a single seed; with `robustness`, a single number is "
-                "the count of seeds."
-            )
-        ),
-    ] = "0..199",
+    scenarios: ScenariosArgument = None,
+    seeds: SeedsOption = "0..199",
     jobs: Annotated[
         int | None, typer.Option(help="Number of processes.", show_default="all cores", min=1)
     ] = None,
@@ -137,40 +173,11 @@ def sweep_scenarios(
         Path | None,
         typer.Option(help="Folder for the plot, the table and the failures.", show_default=False),
     ] = None,
-    interpreted: Annotated[
-        bool,
-        typer.Option(
-            "--interpreted",
-            help="Run interpreted Python even if `make compiled` has built native code.",
-        ),
-    ] = False,
-    model: Annotated[
-        str,
-        typer.Option(help="Model: text, or gpt (takes half an hour); only for `sweep robustness`."),
-    ] = "text",
-    liars: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of attackers; only for `sweep robustness`.",
-            show_default="a quarter of the peers",
-            min=1,
-        ),
-    ] = None,
-    skew: Annotated[
-        float | None,
-        typer.Option(
-            help=(
-                "Dirichlet parameter by which the peers' data differ; only for `sweep robustness`."
-            ),
-            show_default="equal distributions",
-        ),
-    ] = None,
-    bare: Annotated[
-        bool,
-        typer.Option(
-            "--bare/--no-bare", help="Also evaluate the plain mean; only for `sweep robustness`."
-        ),
-    ] = True,
+    interpreted: InterpretedOption = False,
+    model: ModelOption = "text",
+    liars: LiarsOption = None,
+    skew: SkewOption = None,
+    bare: BareOption = True,
     json: JsonOption = False,
 ) -> None:
     """Run scenarios with many seeds; each failure is printed with the command that replays it."""

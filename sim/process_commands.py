@@ -125,7 +125,99 @@ def compare(
     raise typer.Exit(status)
 
 
+ElementsOption = Annotated[int, typer.Option(help="Number of parameters of the made-up model.")]
+RoundsOption = Annotated[
+    int | None,
+    typer.Option(help="Number of rounds to seal.", show_default="as many as fit in --duration"),
+]
+TrustOption = Annotated[
+    str,
+    typer.Option(
+        help=(
+            "friends (contributions are averaged) or open (a robust aggregation rule that"
+            " tolerates attackers)."
+        )
+    ),
+]
+AttackOption = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "Attack and the share of nodes that run it, such as scale:0.25; implies an open run."
+        ),
+        show_default=False,
+    ),
+]
 AUDITS_USUAL = 0.25
+AuditsOption = Annotated[
+    float | None,
+    typer.Option(
+        help="Average number of audits per contribution.",
+        show_default=f"{AUDITS_USUAL} with --attack, otherwise none",
+    ),
+]
+ShapeOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Each node's network link: rate, round-trip time and loss, such as 20mbit,80ms,1%.",
+        show_default="unlimited loopback",
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(help="New folder for the traces, the logs and the plot.", show_default=False),
+]
+ChaosOption = Annotated[
+    str | None,
+    typer.Option(
+        help=(
+            "Faults to inject, separated by commas: kill, freeze, churn, stall, reset, partition."
+        )
+    ),
+]
+RecklessOption = Annotated[
+    bool, typer.Option("--reckless", help="Allow faults that leave less than a quorum alive.")
+]
+TrainerOption = Annotated[
+    str, typer.Option(help="made-up (no torch, 40 MB per node) or real (trains the demo's model).")
+]
+FragmentsOption = Annotated[
+    int,
+    typer.Option(
+        help="Number of fragments of the model; each round synchronises one of them.", min=1
+    ),
+]
+SeatsOption = Annotated[
+    int,
+    typer.Option(
+        help=(
+            "Maximum number of contributors per round; if there are more nodes, they take turns."
+        ),
+        min=2,
+        max=limits.SEATS_MAX,
+    ),
+]
+PresetOption = Annotated[
+    str | None, typer.Option(help="Training method, by its preset name.", show_default="the demo's")
+]
+ThenOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Switch to another preset from a round on, such as eager:25.", show_default=False
+    ),
+]
+LagOption = Annotated[
+    int | None,
+    typer.Option(help="Number of rounds in flight: 1 or 2.", show_default="the preset's"),
+]
+StepsOption = Annotated[
+    int | None,
+    typer.Option(
+        help="Inner steps per round (H), only with --trainer real.",
+        show_default="the preset's",
+        min=1,
+    ),
+]
 
 
 def _duration_s(duration: str | None, rounds: int | None) -> float | None:
@@ -145,125 +237,44 @@ def _idle(trainer: str, chaos: str | None) -> dict[str, str]:
     return idle
 
 
+SeedOption = Annotated[
+    int,
+    typer.Option(
+        help="Seed that decides which faults hit which node and when.", min=0, max=SEED_MAX
+    ),
+]
+
+
+DurationOption = Annotated[
+    str | None,
+    typer.Option(help="How long faults are injected while rounds are sealed.", show_default="60s"),
+]
+
+
 @app.command()
 def local(
     context: typer.Context,
     peers: Annotated[int, typer.Option(help="Number of nodes that start together.")] = 4,
-    rounds: Annotated[
-        int | None,
-        typer.Option(help="Number of rounds to seal.", show_default="as many as fit in --duration"),
-    ] = None,
-    duration: Annotated[
-        str | None,
-        typer.Option(
-            help="How long faults are injected while rounds are sealed.", show_default="60s"
-        ),
-    ] = None,
-    shape: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Each node's network link: rate, round-trip time and loss, such as 20mbit,80ms,1%."
-            ),
-            show_default="unlimited loopback",
-        ),
-    ] = None,
-    chaos: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Faults to inject, separated by commas: kill, freeze, churn, stall, "
-                "reset, partition."
-            )
-        ),
-    ] = None,
-    trust: Annotated[
-        str,
-        typer.Option(
-            help=(
-                "friends (contributions are averaged) or open (a robust aggregation rule that"
-                " tolerates attackers)."
-            )
-        ),
-    ] = "friends",
-    attack: Annotated[
-        str | None,
-        typer.Option(
-            help=(
-                "Attack and the share of nodes that run it, such as scale:0.25; "
-                "implies an open run."
-            ),
-            show_default=False,
-        ),
-    ] = None,
-    audits: Annotated[
-        float | None,
-        typer.Option(
-            help="Average number of audits per contribution.",
-            show_default=f"{AUDITS_USUAL} with --attack, otherwise none",
-        ),
-    ] = None,
+    rounds: RoundsOption = None,
+    duration: DurationOption = None,
+    shape: ShapeOption = None,
+    chaos: ChaosOption = None,
+    trust: TrustOption = "friends",
+    attack: AttackOption = None,
+    audits: AuditsOption = None,
     every: Annotated[str, typer.Option(help="Time between two faults.")] = "10s",
-    reckless: Annotated[
-        bool, typer.Option("--reckless", help="Allow faults that leave less than a quorum alive.")
-    ] = False,
-    seed: Annotated[
-        int,
-        typer.Option(
-            help="Seed that decides which faults hit which node and when.", min=0, max=SEED_MAX
-        ),
-    ] = 0,
-    trainer: Annotated[
-        str,
-        typer.Option(help="made-up (no torch, 40 MB per node) or real (trains the demo's model)."),
-    ] = "made-up",
+    reckless: RecklessOption = False,
+    seed: SeedOption = 0,
+    trainer: TrainerOption = "made-up",
     train: Annotated[str, typer.Option(help="Simulated training time per round.")] = "0.5s",
-    elements: Annotated[
-        int, typer.Option(help="Number of parameters of the made-up model.")
-    ] = 100_000,
-    fragments: Annotated[
-        int,
-        typer.Option(
-            help="Number of fragments of the model; each round synchronises one of them.", min=1
-        ),
-    ] = 1,
-    seats: Annotated[
-        int,
-        typer.Option(
-            help=(
-                "Maximum number of contributors per round; if there are more nodes, "
-                "they take turns."
-            ),
-            min=2,
-            max=limits.SEATS_MAX,
-        ),
-    ] = limits.SEATS_MAX,
-    preset: Annotated[
-        str | None,
-        typer.Option(help="Training method, by its preset name.", show_default="the demo's"),
-    ] = None,
-    then: Annotated[
-        str | None,
-        typer.Option(
-            help="Switch to another preset from a round on, such as eager:25.", show_default=False
-        ),
-    ] = None,
-    lag: Annotated[
-        int | None,
-        typer.Option(help="Number of rounds in flight: 1 or 2.", show_default="the preset's"),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(
-            help="Inner steps per round (H), only with --trainer real.",
-            show_default="the preset's",
-            min=1,
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="New folder for the traces, the logs and the plot.", show_default=False),
-    ] = None,
+    elements: ElementsOption = 100_000,
+    fragments: FragmentsOption = 1,
+    seats: SeatsOption = limits.SEATS_MAX,
+    preset: PresetOption = None,
+    then: ThenOption = None,
+    lag: LagOption = None,
+    steps: StepsOption = None,
+    out: OutOption = None,
     json: JsonOption = False,
     keep: KeepOption = False,
     test_switch: Annotated[str | None, typer.Option(hidden=True)] = None,
