@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,16 +25,17 @@ from node.processes.version import version
 from node.state.config import PeerAddress
 from node.state.evidence_files import save_evidence
 from node.status.board import EventLog, StatusBoard
+from node.status.records import PeerReport
 from protocol import events as ev
 from protocol import limits
 from protocol.core.node_core import NodeCore
-from protocol.entry_kinds import HasCheckpoint, Identity, Reading
+from protocol.entry_kinds import EntryKind, HasCheckpoint, Identity, Presence, Reading
 from protocol.errors import LimitError, StateError
 from protocol.evidence import Evidence
 from protocol.gossip import GossipFrame
 from protocol.gossiping.machine import Action, Gone, Gossip
 from protocol.gossiping.settings import GossipSettings
-from protocol.hybrid_clock import WallClock
+from protocol.hybrid_clock import WallClock, stamp_s
 from protocol.identity import PeerId, Signer, short_id
 from protocol.shared_state.book import SharedState
 from protocol.shared_state.entry_gossip import EntryGossip, KeptCheckpoint, NodeReading
@@ -43,12 +44,6 @@ from protocol.shared_state.store import Store
 
 if TYPE_CHECKING:
     from node.peers.access import Access
-    from node.status.records import PeerReport
-from itertools import chain
-
-from node.status.records import PeerReport
-from protocol.entry_kinds import EntryKind, Presence
-from protocol.hybrid_clock import stamp_s
 
 # Told ---------------------------------------------------------------------------------------------
 #

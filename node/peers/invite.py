@@ -23,9 +23,10 @@ from node.state.ownership import read_secret
 from node.text.shown import as_word
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError
-from protocol.identity import PeerId, peer_id_text
+from protocol.identity import PeerId
 from protocol.invitations import Offer
 from protocol.manifest import RunManifest
+from protocol.transport import Address
 from protocol.wire import Digest, Range, Size, decode, encode
 
 LINK_PREFIX = "barnraise://join/"
@@ -52,9 +53,7 @@ class InvitePeer:
     """A peer, and where it may be dialled."""
 
     peer: Annotated[PeerId, Size(32, 32)]
-    addresses: Annotated[
-        tuple[Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)], ...], Size(1, ADDRESSES_MAX)
-    ]
+    addresses: Annotated[tuple[Address, ...], Size(1, ADDRESSES_MAX)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +139,7 @@ def parse_invite(link: str) -> Invite:
         invite = _decoded(body, packed[0])
         for one in invite.addresses():
             # As a user's own: whoever made the link may have put anything there.
-            parse_peer_address(f"{one.address}/p2p/{peer_id_text(one.peer)}")
+            parse_peer_address(str(one))
     except (DecodeError, ConfigError) as error:
         raise ConfigError(f"the invite link is no good: {error}") from error
     return invite

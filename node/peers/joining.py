@@ -2,7 +2,7 @@
 
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from node.state.known_peers import read_known_peers
 from node.state.stored_manifest import store_manifest, stored_manifest
 from protocol.catching_up.chain_sources import NamedSeal
 from protocol.errors import ConfigError, ProofError, RefusedError, SwarmKeyError, UnreachableError
-from protocol.identity import KEY_SEED_BYTES, Ed25519Signer, peer_id_text
+from protocol.identity import KEY_SEED_BYTES, Ed25519Signer
 from protocol.invitations import Offer, check_credential
 from protocol.manifest import RunManifest, SignedManifest
 
@@ -87,7 +87,7 @@ async def join_run(
     UnreachableError and RefusedError as `fetch_manifest` does; never where the folder knows the
     run.
     """
-    bootstrap = _texts(target.addresses)
+    bootstrap = tuple(map(str, target.addresses))
     if target.run is not None:
         stored = stored_manifest(state, target.run, signer)
         if stored is not None:
@@ -102,7 +102,7 @@ async def join_run(
             near = () if look_around is None or not target.run else await look_around(target.run)
             if not near:
                 raise
-            bootstrap += _texts(near)
+            bootstrap += tuple(map(str, near))
             fetched = await _fetch(replace(target, addresses=near), signer, psk)
     except (UnreachableError, RefusedError) as error:
         resumed = _run_of_known_peer(target, state, signer)
@@ -131,10 +131,6 @@ async def join_patiently(join: Callable[[], Awaitable[Joined]], pause: Pause) ->
         except UnreachableError as error:
             why = str(error)
         await pause(why)
-
-
-def _texts(addresses: Iterable[PeerAddress]) -> tuple[str, ...]:
-    return tuple(f"{one.address}/p2p/{peer_id_text(one.peer)}" for one in addresses)
 
 
 def _take_up(target: Target, manifest: RunManifest, state: Path, signer: Ed25519Signer) -> None:

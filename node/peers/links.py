@@ -55,7 +55,7 @@ from protocol.frames import Frame, Refusal, decode_frame, encode_frame
 from protocol.identity import PeerId, Signer, short_id
 from protocol.join_puzzle import is_solved
 from protocol.manifest import SignedManifest
-from protocol.transport import Stream, Transport
+from protocol.transport import Address, Stream, Transport
 from protocol.wire import Size, decode, encode
 
 # Announcement -------------------------------------------------------------------------------------
@@ -67,10 +67,7 @@ from protocol.wire import Size, decode, encode
 class Announcement:
     """What a node says under its run's topic: where it listens, and the work that it has done."""
 
-    addresses: Annotated[
-        tuple[Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)], ...],
-        Size(0, limits.ADDRESSES_PER_PEER_MAX),
-    ]
+    addresses: Annotated[tuple[Address, ...], Size(0, limits.ADDRESSES_PER_PEER_MAX)]
     work: Annotated[bytes, Size(0, limits.JOIN_WORK_BYTES)] = b""
     """A member's solution of the run's join puzzle, if the run has one: what shows that the writer
     has to do with the run. Empty for others."""

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from dht.transport.libp2p_transport import Libp2pTransport, TransportConfig, open_transport
-from node.state.config import LISTEN_DEFAULT, NodeConfig, parse_peer_address
+from node.state.config import LISTEN_DEFAULT, NodeConfig, PeerAddress, parse_peer_address
 from node.state.folder import keep_port, read_port
 from node.state.keystore import read_psk
 from protocol.errors import ConfigError
-from protocol.identity import PeerId, peer_id_text
+from protocol.identity import PeerId
 
 logger = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ _LISTEN_CURES: dict[int | None, str] = {
 
 def full_addresses(peer: PeerId, addresses: Sequence[str]) -> list[str]:
     """Multiaddrs with the peer's id at their end."""
-    return [f"{address}/p2p/{peer_id_text(peer)}" for address in addresses]
+    return [str(PeerAddress(peer, address)) for address in addresses]
 
 
 @asynccontextmanager

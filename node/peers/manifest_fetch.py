@@ -23,7 +23,7 @@ from protocol.errors import (
     UnreachableError,
     VersionError,
 )
-from protocol.identity import PeerId, Signer, peer_id_text, short_id
+from protocol.identity import PeerId, Signer, short_id
 from protocol.manifest import SignedManifest, open_manifest
 from protocol.transport import Stream, Transport
 from protocol.wire import decode, encode
@@ -147,5 +147,5 @@ async def _fetch_from(
 
 
 def _line(peer: PeerId, addresses: Sequence[str], error: BarnraiseError) -> str:
-    tried = ", ".join(f"{address}/p2p/{peer_id_text(peer)}" for address in addresses)
+    tried = ", ".join(str(PeerAddress(peer, address)) for address in addresses)
     return f"  {tried}: {shown(str(error), 400)}"

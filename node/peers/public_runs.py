@@ -14,11 +14,12 @@ import trio
 
 from dht.directory import Directory
 from dht.kademlia.records import SignedRecord
-from node.state.config import parse_dialable
+from node.state.config import PeerAddress, parse_dialable
 from protocol import limits
 from protocol.errors import ConfigError, DecodeError
-from protocol.identity import PeerId, peer_id_text
+from protocol.identity import PeerId
 from protocol.manifest import RunManifest
+from protocol.transport import Addresses
 from protocol.wire import Digest, Range, Size, decode, encode
 
 TTL_S = 900.0
@@ -43,10 +44,7 @@ class RunAdvert:
     model: Annotated[str, Size(1, 64)]
     parameters: Annotated[int, Range(0, 2**53)]
     inner_steps: Annotated[int, Range(1, limits.STEPS_PER_ROUND_MAX)]
-    addresses: Annotated[
-        tuple[Annotated[str, Size(1, limits.ADDRESS_BYTES_MAX)], ...],
-        Size(0, limits.DHT_ADDRESSES_PER_CONTACT_MAX),
-    ]
+    addresses: Addresses
 
 
 def advert_of(manifest: RunManifest, addresses: Iterable[str]) -> RunAdvert:
@@ -127,7 +125,7 @@ class PublicRun:
 
 def _first_dialable(peer: PeerId, addresses: Iterable[str]) -> str | None:
     for address in addresses:
-        text = f"{address}/p2p/{peer_id_text(peer)}"
+        text = str(PeerAddress(peer, address))
         with suppress(ConfigError):
             parse_dialable(text)
             return text

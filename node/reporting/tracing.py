@@ -25,15 +25,7 @@ TRACE_LINE_BYTES_MAX = 4 * limits.CONTROL_FRAME_BYTES_MAX
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
-    """What each record says first: when it was, and of which node it tells."""
-
-    at_s: float
-    peer: PeerId
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Began(Moment):
+class Began:
     """A node began, or began again, at the round that follows the final seal `head`.
 
     Where it stands on a branch (R4), an Advanced in the same moment follows for each seal of that.
@@ -41,92 +33,114 @@ class Began(Moment):
     `is_lost` says that it knows signatures of its own to be missing (R12).
     """
 
+    at_s: float
+    peer: PeerId
     round: int
     head: SealCertificate
     is_lost: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Signed(Moment):
+class Signed:
     """A signature of the node is durable, and is about to leave."""
 
+    at_s: float
+    peer: PeerId
     message: SignedMessage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Adopted(Moment):
+class Adopted:
     """A round is final here. `root` is of the state that the node goes on from.
 
     `was_listed` says whether its own contribution is in it.
     """
 
+    at_s: float
+    peer: PeerId
     certificate: SealCertificate
     root: bytes
     was_listed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Advanced(Moment):
+class Advanced:
     """A round is sealed provisionally here (R4), and the node goes on from it.
 
     The certificate holds PSEALs. `root` is of the state that it goes on from.
     """
 
+    at_s: float
+    peer: PeerId
     certificate: SealCertificate
     root: bytes
     was_listed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Confirmed(Moment):
+class Confirmed:
     """The first round of the branch that the node is on is final; `root` is of its state."""
 
+    at_s: float
+    peer: PeerId
     certificate: SealCertificate
     root: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FellBack(Moment):
+class FellBack:
     """The node gave its branch up, and goes on from the last final seal; `lost` was the head."""
 
+    at_s: float
+    peer: PeerId
     final: SealCertificate
     lost: SealCertificate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Synced(Moment):
+class Synced:
     """The node goes on from a sealed state that came from others; `root` is of what it has now."""
 
+    at_s: float
+    peer: PeerId
     certificate: SealCertificate
     root: bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Accused(Moment):
+class Accused:
     """The node holds that `of` broke the protocol."""
 
+    at_s: float
+    peer: PeerId
     of: PeerId
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Convicted(Moment):
+class Convicted:
     """The node holds this evidence, which it has checked: its subject is to be banned."""
 
+    at_s: float
+    peer: PeerId
     evidence: Evidence
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diverged(Moment):
+class Diverged:
     """The node found that its state is not what the swarm sealed."""
 
+    at_s: float
+    peer: PeerId
     reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Used(Moment):
+class Used:
     """What the node holds now: resident memory, open files and sockets, tasks, messages kept."""
 
+    at_s: float
+    peer: PeerId
     memory_bytes: int
     files: int
     tasks: int
@@ -134,9 +148,11 @@ class Used(Moment):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended(Moment):
+class Ended:
     """The node ended by itself: its run is over, it left, or an error stopped it."""
 
+    at_s: float
+    peer: PeerId
     reason: str
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dht.reaching.addresses import PRIVATE_ADDRESSES, PrivateAddresses, parse_circuit
 from protocol.errors import ConfigError, DecodeError
-from protocol.identity import PeerId, parse_peer_id
+from protocol.identity import PeerId, parse_peer_id, peer_id_text
 
 LISTEN_DEFAULT = "/ip4/0.0.0.0/tcp/0"
 DEVICE_DEFAULT = "auto"
@@ -42,6 +42,9 @@ class PeerAddress:
 
     peer: PeerId
     address: str
+
+    def __str__(self) -> str:
+        return f"{self.address}/p2p/{peer_id_text(self.peer)}"
 
 
 def parse_peer_address(text: str) -> PeerAddress:

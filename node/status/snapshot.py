@@ -67,12 +67,7 @@ PEERS_SHOWN_MAX = 256
 """Four times the seats: linked strangers must not make the answers long."""
 
 _CHECKPOINT_NAME = re.compile(r"round-(\d{6,12})")
-_PHASES: dict[str, State] = {
-    "training": "training",
-    "committed": "committed",
-    "pushing": "pushing",
-    "certified": "certified",
-}
+_PHASES: tuple[State, ...] = ("training", "committed", "pushing", "certified")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -242,8 +237,9 @@ def node_state(sources: StatusSources) -> State:
         return "waiting for quorum"
     if view.own.commit and not (view.is_provisional or view.has_quorum(reachable_voters(view))):
         return "waiting for quorum"
-    is_now = board.phase is not None and board.phase.round == view.index
-    return _PHASES.get(board.phase.name, "training") if board.phase and is_now else "training"
+    phase = board.phase
+    is_now = phase is not None and phase.round == view.index
+    return next((one for one in _PHASES if phase and is_now and one == phase.name), "training")
 
 
 def reachable_voters(view: RoundView) -> set[PeerId]:
