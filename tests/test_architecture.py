@@ -192,7 +192,16 @@ def run_python(code: str) -> str:
     return done.stdout.splitlines()[-1]
 
 
-@pytest.mark.parametrize("module", ["barnraise", "node", "node.network_main"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "barnraise",
+        "node",
+        "node.network_main",
+        # Processes that say how many threads torch may have, before it is there.
+        *("sim.methods.compare_main", "training.stepping_main", "training.yardstick_main"),
+    ],
+)
 def test_import_loads_no_torch(module: str) -> None:
     assert run_python(f"import sys, {module}; print('torch' in sys.modules)") == "False"
 

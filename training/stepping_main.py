@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from protocol.manifest import RunManifest
 from training.data.corpus import Dataset
-from training.evaluation.yardstick import measure, measuring_parser, say
+from training.evaluation.measuring import measure, measuring_parser, say
 
 WARM_STEPS = 10
 

@@ -27,7 +27,7 @@ from sim.methods.virtual_swarm import (
     fedfix_weights,
 )
 from training.data.corpus import Dataset
-from training.evaluation.yardstick import measure, measuring_parser, say
+from training.evaluation.measuring import measure, measuring_parser, say
 from training.loop.replicas import MemorySession, Swarm, run_replicas
 from training.methods.presets import PRESETS
 

@@ -4,10 +4,7 @@ of a model, one byte after the other, drawn from what it expects next.
 B sequences, W window (context + 1 bytes), V vocabulary
 """
 
-import argparse
-import json
 import math
-import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,15 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from protocol.errors import BarnraiseError, StateError
+from protocol.errors import StateError
 from protocol.manifest import RunManifest
-from training.channel.child_process import (
-    exit_when_stdin_closes,
-    leave_interrupts_to_parent,
-    set_thread_budget,
-)
-from training.channel.manifest_file import read_manifest
-from training.data.corpus import Dataset, open_corpus
+from training.data.corpus import Dataset
 from training.device.inner import (
     accumulate_gradient,
     apply_gradient,
@@ -156,52 +147,3 @@ def _multinomial(logits_V: Tensor, temperature: float, generator: torch.Generato
     # differences are no numbers.
     logits_V = (logits_V - logits_V.max()) / temperature
     return int(torch.multinomial(torch.softmax(logits_V, dim=0), 1, generator=generator))
-
-
-# Measuring ----------------------------------------------------------------------------------------
-#
-# What the processes share that measure a run: options, threads, errors, and lines of output.
-
-EXIT_FAILED = 1
-
-
-def measuring_parser(program: str, description: str | None) -> argparse.ArgumentParser:
-    """The options that every measuring process has."""
-    parser = argparse.ArgumentParser(
-        prog=program,
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--manifest", type=Path, required=True, help="the signed manifest")
-    parser.add_argument("--run", required=True, help="digest of the manifest, hexadecimal")
-    parser.add_argument(
-        "--child", action="store_true", help="end when standard input closes; ignore Ctrl+C"
-    )
-    return parser
-
-
-def measure(
-    options: argparse.Namespace, threads: int, work: Callable[[RunManifest, Dataset], None]
-) -> int:
-    """Open manifest and corpus, hold torch to so many threads, and do the work.
-
-    Returns the exit status; an error is one line on standard error.
-    """
-    if options.child:
-        leave_interrupts_to_parent()
-        exit_when_stdin_closes()
-    try:
-        manifest = read_manifest(options.manifest, bytes.fromhex(options.run))
-        dataset = open_corpus(manifest.corpus)
-        set_thread_budget(threads)
-        work(manifest, dataset)
-    except (BarnraiseError, OSError) as error:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        return EXIT_FAILED
-    return 0
-
-
-def say(kind: str, **fields: object) -> None:
-    """Write one line of output, a JSON object with its kind."""
-    sys.stdout.write(json.dumps({"kind": kind, **fields}) + "\n")
-    sys.stdout.flush()
