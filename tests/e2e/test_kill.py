@@ -97,7 +97,6 @@ def all_of(rng: random.Random) -> Callable[[list[NodeUnderTest]], None]:
     return strike
 
 
-@pytest.mark.extended
 def test_killed_node_resumes_and_digests_agree_in_a_few_kills(tmp_path: Path, seed) -> None:
     rng = random.Random(f"{seed}/kills")
     with swarm_of(tmp_path, 2, inner_steps=INNER_STEPS) as swarm:

@@ -143,6 +143,6 @@ def test_broken_branches_are_found_within_fifty_seeds(bug):
 
 @pytest.mark.parametrize("where", [THREE_WAYS, SILENT], ids=lambda where: where.name)
 @pytest.mark.parametrize("world_seed", [0, 1])
-@pytest.mark.extended
+@pytest.mark.quick(1)
 def test_shipped_build_breaks_nothing_in_the_same_worlds(where, world_seed):
     assert run_trial(where, world_seed).violation is None

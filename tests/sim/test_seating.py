@@ -6,7 +6,7 @@ from sim.trials.scenario_file import read_scenario
 from sim.trials.trial import run_trial
 
 
-@pytest.mark.extended
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("scenario", "world_seed"), [("overlap", 16), ("open-mixed", 32)])
 def test_voters_that_are_kept_though_their_list_takes_their_seats_are_no_fault(
     scenario: str, world_seed: int

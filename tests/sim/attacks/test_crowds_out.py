@@ -41,7 +41,7 @@ def rounds_to_a_seat(world: World, joiner: PeerId) -> int:
     return newest(world) - JOINS_AT
 
 
-@pytest.mark.extended
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("seed", range(3))
 def test_joiner_is_seated_though_a_liar_fills_the_room_for_seats_in_every_round(seed, monkeypatch):
     monkeypatch.setattr(limits, "SEATS_ASKED_MAX", 32)

@@ -40,7 +40,7 @@ def told(world) -> list[Record]:
     return records
 
 
-@pytest.mark.extended
+@pytest.mark.quick(1)
 @FRAGMENTS
 def test_last_one_goes_on_and_its_rounds_become_final_when_the_others_are_back(seed, cells):
     world = world_of(5, cells, seed=seed, rounds=40)

@@ -68,7 +68,6 @@ def test_uplink_ten_times_slower_sums_a_tenth_and_rounds_are_faster_for_it(seed)
     )
 
 
-@pytest.mark.extended
 def test_equal_lines_are_measured_and_share_equally_in_every_round(seed):
     world, _ = paced(seed)
     chain = world.nodes[PEERS[0]].core.chain

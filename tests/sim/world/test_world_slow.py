@@ -48,7 +48,7 @@ def slow_world(seed: int, *, floor_s: float) -> World:
     return world
 
 
-@pytest.mark.extended
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("floor_s", [1.0, 3.0])
 def test_every_part_and_result_is_sent_about_once_and_all_are_listed(seed, carried, floor_s):
     world = slow_world(seed, floor_s=floor_s)
