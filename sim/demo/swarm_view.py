@@ -189,10 +189,12 @@ class SwarmView:
                 self._blame(node, event, now_s)
             case events.Failed():
                 node.error = f"{event.kind}: {event.message}"
+            case events.MethodChosen():
+                pass  # The demo's rounds all have the manifest's steps.
+            case events.PeerConvicted() | events.PeerBanned():
+                pass  # Its nodes are friends; what one finds of another is told as a fault.
             case _:
-                # Its rounds all have the manifest's steps; and its nodes are friends: what one
-                # finds of another is told as a fault.
-                pass
+                raise AssertionError(f"the view has no case for {type(event).__name__}")
 
     @property
     def founder(self) -> NodeView:

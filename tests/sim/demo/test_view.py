@@ -1,5 +1,7 @@
 """Events folded into the picture of the swarm."""
 
+from dataclasses import fields
+
 import pytest
 
 from sim.demo.swarm_view import ShownFault, SwarmView
@@ -48,6 +50,21 @@ def test_process_id_that_a_node_tells_replaces_the_one_it_was_started_with(view)
     event = events.Listening(peer=peer("B"), addresses=(), pid=77)
     view.fold("B", event, 2.0)
     assert view.nodes["B"].pids == [77, 1003]
+
+
+@pytest.mark.parametrize("kind", events.Event.kinds.values(), ids=lambda kind: kind.__name__)
+def test_event_of_every_kind_is_taken_in(view, kind):
+    made_up = {"str": "x", "int": 1, "float": 1.0, "bool": False, "tuple[str, ...]": ()}
+    given = {
+        one.name: made_up.get(str(getattr(one.type, "__name__", one.type))) for one in fields(kind)
+    }
+    given |= {one.name: () for one in fields(kind) if str(one.type).startswith("tuple")}
+    view.fold("B", kind(**given), 2.0)
+
+
+def test_event_without_a_case_is_a_bug(view):
+    with pytest.raises(AssertionError, match="no case for object"):
+        view.fold("B", object(), 2.0)
 
 
 def test_node_trains_from_its_first_phase_on(view):
