@@ -95,7 +95,7 @@ def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[
         lacking = (
             digest
             for digest in view.arrivals.awaited_commits
-            if any(view.cells.missing_parts(digest, piece) for piece in first)
+            if view.cells.lacks_part(digest, first)
         )
         view.arrivals.late_s = dict.fromkeys(lacking, inf)
     yield DueStatement(Kind.HAVE, Have(held=tuple(held_runs(view))), view.attempt)
@@ -138,7 +138,7 @@ def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
         now_s - moved_s < within_s
         and source in awaited
         and view.ballots.commit_of(subject) is not None
-        and any(view.cells.missing_parts(subject, piece) for piece in own_slices)
+        and view.cells.lacks_part(subject, own_slices)
         for (subject, source), moved_s in view.cells.moved_s.items()
     )
 
@@ -164,9 +164,9 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
     if not first:
         return False
     for digest in view.arrivals.late_s:
-        if not any(view.cells.missing_parts(digest, piece) for piece in first):
+        if not view.cells.lacks_part(digest, first):
             view.arrivals.late_s[digest] = min(view.arrivals.late_s[digest], now_s)
-    if any(view.cells.missing_parts(digest, piece) for piece in first for digest in wanted):
+    if any(view.cells.lacks_part(digest, first) for digest in wanted):
         return False
     if view.arrivals.awaited_commits and not view.arrivals.late_s:
         # COMMITs alone were late: of more than may lie, or it is no reason to wait longer.

@@ -10,7 +10,7 @@ At the end what cannot be filed yet: messages of the next round, and sums of LIS
 from collections.abc import Callable, Collection, Iterator, Mapping, ValuesView
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from protocol import limits
 from protocol.errors import DecodeError
@@ -98,6 +98,7 @@ class Ballots:
     _certified_sorted: tuple[tuple[int, bytes], ...] | None = None
     _certified_lists: tuple[tuple[bytes, List], ...] | None = None
     _sealed: dict[bytes, Sealed | None] = field(default_factory=dict)
+    _bodies: dict[Place, dict[PeerId, Body]] = field(default_factory=dict)
     _room: MessageQuota = field(init=False)
 
     def __post_init__(self) -> None:
@@ -128,6 +129,7 @@ class Ballots:
         if last is not None:
             self._forget(there.pop(last).message)
         there[message.sender] = entry
+        self._bodies.pop(place, None)
         self._keep(entry)
         self._index(message, entry.body)
         return "new"
@@ -311,11 +313,17 @@ class Ballots:
 
     def bodies(
         self, kind: Kind, body: type[BodyT], attempt: int = 0, subject: bytes = b""
-    ) -> Iterator[tuple[PeerId, BodyT]]:
-        """Senders and bodies in one place, ascending by sender."""
-        for sender, entry in sorted(self.of(kind, attempt, subject).items()):
-            assert isinstance(entry.body, body)
-            yield sender, entry.body
+    ) -> Mapping[PeerId, BodyT]:
+        """The bodies in one place, ascending by sender."""
+        place = (kind, attempt, subject)
+        found = self._bodies.get(place)
+        if found is None:
+            there = self._slots.get(place, {})
+            found = {sender: there[sender].body for sender in sorted(there)}
+            assert all(isinstance(one, body) for one in found.values())
+            if found:
+                self._bodies[place] = found  # Asked for again after every event.
+        return cast("Mapping[PeerId, BodyT]", found)
 
     def commit_of(self, digest: bytes) -> tuple[PeerId, Commit] | None:
         """Sender and body of a COMMIT by its digest."""

@@ -112,7 +112,7 @@ def _to_list(view: RoundView) -> AbstractSet[PeerId]:
         return found
     said = view.ballots.bodies(Kind.HAVE, Have, view.attempt)
     awaited = view.gathering().first_keepers - view.roles.set_back
-    by_first = complete_senders(view, {peer: body for peer, body in said if peer in awaited})
+    by_first = complete_senders(view, {p: body for p, body in said.items() if p in awaited})
     return by_first - view.roles.newcomers
 
 
@@ -140,7 +140,7 @@ def owed(view: RoundView) -> set[PeerId]:
 def _withheld(view: RoundView, attempt: int) -> set[PeerId]:
     """Senders whose parts, of whatever slices, so many voters lacked at first that one of these
     voters is honest."""
-    first, found = dict(view.ballots.bodies(Kind.HAVE, Have, attempt)), set[PeerId]()
+    first, found = view.ballots.bodies(Kind.HAVE, Have, attempt), set[PeerId]()
     # Nobody waits for newcomers and absentees: a HAVE may be signed before their COMMITs are known.
     for sender in view.ballots.commits.keys() - view.roles.newcomers - view.roles.absentees:
         lacked = _lacking(view, first, sender)

@@ -85,7 +85,7 @@ def _highest_lock(view: RoundView) -> List | None:
     """The lock of the latest attempt that a voter reports and can prove."""
     best: NewAttempt | None = None
     votes: tuple[SignedMessage, ...] = ()
-    for _, report in view.ballots.bodies(Kind.NEWATTEMPT, NewAttempt, view.attempt):
+    for report in view.ballots.bodies(Kind.NEWATTEMPT, NewAttempt, view.attempt).values():
         if report.lock_attempt < 0 or (best and best.lock_attempt >= report.lock_attempt):
             continue
         body = List(commits=report.commits, drifts=report.drifts, certificate=())
@@ -126,11 +126,11 @@ def _already_summed(view: RoundView) -> List | None:
     return None
 
 
-def said_haves(view: RoundView, attempt: int) -> dict[PeerId, Have]:
+def said_haves(view: RoundView, attempt: int) -> Mapping[PeerId, Have]:
     """What each member said last in an attempt that it holds, ascending."""
-    first = dict(view.ballots.bodies(Kind.HAVE, Have, attempt))
-    second = dict(view.ballots.bodies(Kind.HOLD, Have, attempt))
-    return dict(sorted((first | second).items())) if second else first
+    first = view.ballots.bodies(Kind.HAVE, Have, attempt)
+    second = view.ballots.bodies(Kind.HOLD, Have, attempt)
+    return dict(sorted({**first, **second}.items())) if second else first
 
 
 def complete_senders(view: RoundView, said: Mapping[PeerId, Have] | None = None) -> set[PeerId]:

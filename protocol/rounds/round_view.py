@@ -1,7 +1,7 @@
 """What one round knows: the messages, who holds which cells, and the questions asked of them."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import filterfalse
 
@@ -220,6 +220,13 @@ class RoundCells:
         if held is None:
             return tuple(range(piece.first, piece.stop))
         return tuple(filterfalse(held.__contains__, range(piece.first, piece.stop)))
+
+    def lacks_part(self, commit: bytes, pieces: Iterable[Slice]) -> bool:
+        """Whether of any cell of these slices the part of that COMMIT is not here."""
+        held = self.parts.get(commit)
+        return held is None or any(
+            not held.issuperset(range(piece.first, piece.stop)) for piece in pieces
+        )
 
     def missing_results(self, digest: bytes) -> tuple[int, ...]:
         """Cells whose result for that LIST is not here."""
@@ -661,7 +668,7 @@ class RoundView:
             peer
             for kind in (Kind.SEAL, Kind.PSEAL)
             for attempt in self.ballots.attempts(kind)
-            for peer, seal in self.ballots.bodies(kind, Seal, attempt, value.before)
+            for peer, seal in self.ballots.bodies(kind, Seal, attempt, value.before).items()
             if seal.value == value.digest
         }
 
@@ -729,13 +736,13 @@ class RoundView:
             found.append((commit[0], digest, commit[1]))
         return found
 
-    def agg_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Agg]:
+    def agg_of(self, digest: bytes, piece: Slice) -> Mapping[PeerId, Agg]:
         """Who announced which result root for a slice of a LIST."""
-        return dict(self.ballots.bodies(Kind.AGG, Agg, 0, self._subject(digest, piece)))
+        return self.ballots.bodies(Kind.AGG, Agg, 0, self._subject(digest, piece))
 
-    def gram_of(self, digest: bytes, piece: Slice) -> dict[PeerId, Gram]:
+    def gram_of(self, digest: bytes, piece: Slice) -> Mapping[PeerId, Gram]:
         """Who announced which partial Gram matrix for a slice of a LIST."""
-        return dict(self.ballots.bodies(Kind.GRAM, Gram, 0, self._subject(digest, piece)))
+        return self.ballots.bodies(Kind.GRAM, Gram, 0, self._subject(digest, piece))
 
     def _subject(self, digest: bytes, piece: Slice) -> bytes:
         place = (digest, piece.first, piece.stop)

@@ -64,7 +64,9 @@ def holders_of_more(view: RoundView, commit: bytes) -> Iterator[PeerId]:
         yield from view.agg_of(digest, view.slices[0])
         for kind in (Kind.SEAL, Kind.PSEAL):
             for attempt in view.ballots.attempts(kind):
-                for sealer, seal in view.ballots.bodies(kind, Seal, attempt, view.seals.before):
+                for sealer, seal in view.ballots.bodies(
+                    kind, Seal, attempt, view.seals.before
+                ).items():
                     if seal.list_digest == digest:
                         yield sealer
         if digest == sealed_list(view):
@@ -238,7 +240,7 @@ def _sealers(view: RoundView, digest: bytes) -> Iterator[PeerId]:
     """Peers in reach that have sealed a LIST, for good or provisionally."""
     for kind in (Kind.SEAL, Kind.PSEAL):
         for attempt in view.ballots.attempts(kind):
-            for sealer, body in view.ballots.bodies(kind, Seal, attempt, view.seals.before):
+            for sealer, body in view.ballots.bodies(kind, Seal, attempt, view.seals.before).items():
                 if body.list_digest == digest and sealer not in view.peers.suspects:
                     yield sealer
 
@@ -397,7 +399,7 @@ def _retry_s(view: RoundView, subject: bytes, deadline_s: float) -> float:
     if view.ballots.commit_of(subject) is None:
         return deadline_s / RESULT_RETRIES if view.cells.missing_results(subject) else 0.0
     own_slices = view.own_slices()
-    if own_slices and any(view.cells.missing_parts(subject, piece) for piece in own_slices):
+    if own_slices and view.cells.lacks_part(subject, own_slices):
         return deadline_s / PART_RETRIES
     return 0.0
 

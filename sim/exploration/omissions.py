@@ -213,7 +213,7 @@ class Omissions(Model[OmissionState]):
         proposers = {
             sender
             for attempt in view.ballots.attempts(Kind.LIST)
-            for sender, body in view.ballots.bodies(Kind.LIST, List, attempt)
+            for sender, body in view.ballots.bodies(Kind.LIST, List, attempt).items()
             if view.ballots.list_digest(body) == digest
         }
         senders = {commit[0] for d in seal.value.commits if (commit := view.ballots.commit_of(d))}

@@ -168,7 +168,7 @@ def _fence_removed() -> Iterator[None]:
         yield from vote(view, deadline, now_s)
         for attempt in view.ballots.attempts(Kind.LIST):
             if attempt < view.attempt and view.me not in view.ballots.of(Kind.VOTE, attempt):
-                for _, body in view.ballots.bodies(Kind.LIST, List, attempt):
+                for body in view.ballots.bodies(Kind.LIST, List, attempt).values():
                     digest = view.ballots.list_digest(body)
                     if agreement._is_valid(view, body) and agreement._may_vote(view, digest):
                         yield DueStatement(Kind.VOTE, Vote(list_digest=digest), attempt)
