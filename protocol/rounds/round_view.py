@@ -183,6 +183,8 @@ class Asked:
     source: PeerId
     at_s: float
     count: int
+    turn: int
+    """Of the sources that there are, which one is next."""
 
 
 @dataclass(slots=True)
@@ -696,16 +698,19 @@ class RoundView:
         return is_new or now_s >= self.ask_due_s(subject, first, retry_s)
 
     def ask(
-        self, subject: bytes, first: int, sources: list[PeerId], *, now_s: float, retry_s: float
-    ) -> PeerId | None:
-        """Whom to ask for these cells, each source in turn; None while there is reason to wait."""
+        self, subject: bytes, first: int, sources: list[PeerId], *, now_s: float, at_once: int = 1
+    ) -> list[PeerId]:
+        """Whom to ask now for cells that `may_ask` has let pass: so many sources, each in turn."""
+        if not sources:
+            return []
         asked = self.cells.asked.get((subject, first))
-        if not self.may_ask(subject, first, now_s=now_s, retry_s=retry_s):
-            return None
-        count = 0 if asked is None else asked.count
-        source = sources[(count + self.rare("other-source")) % len(sources)]
-        self.cells.asked[subject, first] = Asked(source, now_s, count + 1)
-        return source
+        turn = 0 if asked is None else asked.turn
+        num = min(at_once, len(sources))
+        start = turn + self.rare("other-source")
+        chosen = [sources[(start + i) % len(sources)] for i in range(num)]
+        count = 1 if asked is None else asked.count + 1
+        self.cells.asked[subject, first] = Asked(chosen[0], now_s, count, turn + num)
+        return chosen
 
     def is_about(self, subject: bytes) -> bool:
         """Whether that is a COMMIT or a LIST of this round."""

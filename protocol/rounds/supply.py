@@ -97,6 +97,9 @@ def is_summed_elsewhere(view: RoundView, digest: bytes, *, now_s: float, deadlin
 PART_RETRIES, RESULT_RETRIES = 2, 4
 """How often in a deadline cells may be asked for of which nothing comes, at first."""
 
+SOURCES_AT_ONCE_MAX = 3
+"""Each is as many bytes again."""
+
 
 def push_parts(view: RoundView) -> Iterator[RoundAction]:
     """The own contribution, slice by slice, to whoever gathers it now.
@@ -157,14 +160,24 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
             if is_first and view.cells.is_moving(digest, sender, now_s=now_s, within_s=retry_s):
                 continue  # It comes unasked.
             # Before the sources, which take longer to find.
-            may_ask = view.may_ask(digest, piece.first, now_s=now_s, retry_s=retry_s)
-            sources = _part_sources(view, sender, missing[0]) if may_ask else []
-            sources += _summing(view, digest, piece, sources) if may_ask else []
-            if not sources:
+            if not view.may_ask(digest, piece.first, now_s=now_s, retry_s=retry_s):
                 continue
-            source = view.ask(digest, piece.first, sources, now_s=now_s, retry_s=retry_s)
-            if source is not None:
+            sources = _part_sources(view, sender, missing[0])
+            sources += _summing(view, digest, piece, sources)
+            for source in view.ask(
+                digest, piece.first, sources, now_s=now_s, at_once=_sources_at_once(view)
+            ):
                 yield Pull(source, Bulk.PART, digest, missing)
+
+
+def _sources_at_once(view: RoundView) -> int:
+    """Of how many a part is asked at once.
+
+    A sender that keeps its part from this node alone, with others that claim what they do not give,
+    must not make it late with its HAVE, or one that denies what others hold: so in open runs one
+    more is asked than may lie.
+    """
+    return min(max(1, view.roles.belief.words), SOURCES_AT_ONCE_MAX)
 
 
 def _is_early(view: RoundView, now_s: float, deadline_s: float) -> bool:
@@ -365,8 +378,7 @@ def pull_results(view: RoundView, *, now_s: float, deadline_s: float) -> Iterato
                 continue
             if view.cells.is_moving(digest, sources[0], now_s=now_s, within_s=retry_s):
                 continue  # It comes unasked, from who summed it.
-            source = view.ask(digest, piece.first, sources, now_s=now_s, retry_s=retry_s)
-            if source is not None:
+            for source in view.ask(digest, piece.first, sources, now_s=now_s):
                 yield Pull(source, Bulk.RESULT, digest, cells)
 
 

@@ -355,3 +355,23 @@ def test_cells_of_others_take_the_place_of_a_sum_that_cannot_be_said():
     pulls = list(supply.pull_results(view, now_s=1.0, deadline_s=1.0))
     asked = [p.source for p in pulls if isinstance(p, Pull) and PIECE.first in p.cells]
     assert asked == [min(SECOND, THIRD)]
+
+
+def test_part_that_was_not_pushed_is_asked_of_one_more_at_once_than_may_lie():
+    cells, everybody = CONFIG.num_cells(1), pack_senders(PEERS, tuple(sorted(PEERS)))
+    held = Held(first=0, stop=cells, senders=everybody)
+    haves = [VOICES[peer].say(Kind.HAVE, Have(held=(held,))) for peer in (SECOND, THIRD)]
+    view, sender = view_of(FIRST, [*COMMITS, *haves]), FOURTH
+    digest = next(one.message.digest for one in COMMITS if one.message.sender == sender)
+    for commit in COMMITS:
+        if commit.message.sender != sender:
+            view.cells.parts[commit.message.digest] = set(range(cells))
+    assert not list(supply.pull_parts(view, now_s=0.4, deadline_s=1.0)), "it is pushed"
+    found = list(supply.pull_parts(view, now_s=0.5, deadline_s=1.0))
+    assert {p.subject for p in found if isinstance(p, Pull)} == {digest}
+    asked = [p.source for p in found if isinstance(p, Pull) and PIECE.first in p.cells]
+    assert asked[0] == sender
+    assert len(set(asked)) == 2 == liars(len(PEERS), "open") + 1
+    found = list(supply.pull_parts(view, now_s=1.0, deadline_s=1.0))
+    again = [p.source for p in found if isinstance(p, Pull) and PIECE.first in p.cells]
+    assert set(asked) | set(again) == {sender, SECOND, THIRD}, "each in turn"
