@@ -45,6 +45,7 @@ def file(folder: Path, text: str) -> Path:
     return path
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("preset", sorted(set(PRESETS) - set(IN_PROCESS)))
 def test_every_preset_is_told_with_its_costs(tmp_path: Path, preset: str) -> None:
     found = check_run_file(file(tmp_path, f"[outer]\npreset = '{preset}'"), 8)
@@ -205,7 +206,7 @@ def test_kept_states_are_as_many_as_the_trainer_keeps() -> None:
     assert costs_module.INNER_STATES_KEPT == inner_state.INNER_STATES_KEPT
 
 
-@pytest.mark.quick(2)
+@pytest.mark.extended
 @pytest.mark.parametrize("feedback", [0.0, 1.0])
 @pytest.mark.parametrize("fragments", [1, 3])
 def test_inner_state_told_is_what_a_trainer_writes(
@@ -341,6 +342,7 @@ def test_what_variates_take_on_the_disk_is_told_as_it_is_written(tmp_path: Path,
     assert (told[1] - told[0]) / 4 == pytest.approx(written[1] - written[0], abs=2048)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_method_of_one_process_is_refused_for_nodes_with_what_to_take(
     tmp_path: Path, name: str

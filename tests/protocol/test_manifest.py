@@ -177,7 +177,7 @@ def test_values_that_only_python_calls_equal_differ(ours, theirs):
     assert mismatch.field == "model.settings[0].value"
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=settings().max_examples // 3)
 @given(one=values(RunManifest), two=values(RunManifest))
 def test_two_manifests_differ_somewhere_exactly_if_their_digests_do(one, two):
     assert (first_difference(one, two) is None) == (one.digest == two.digest)

@@ -179,6 +179,7 @@ async def test_state_lies_where_the_trainer_reads_it_and_is_held_by_the_store_al
         assert not trainer.anchors.made(store._step_rules.anchors.take())
 
 
+@pytest.mark.extended
 async def test_a_trainer_contributes_takes_over_the_outcome_and_ends_with_its_run(tmp_path):
     from training.data.corpus import open_corpus
     from training.loop.trainer_loop import VALIDATION_WINDOWS, anchor_loss
@@ -387,6 +388,7 @@ async def test_a_command_that_is_not_there_leaves_no_file(tmp_path):
     assert not list(tmp_path.glob("*.channel"))
 
 
+@pytest.mark.extended
 def test_the_network_process_side_loads_no_torch():
     code = "import node.trainers.trainer, sys; sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code]

@@ -49,6 +49,7 @@ def test_without_audits_the_same_liar_stays(seed):
     assert (found.rounds_sealed, found.banned, found.evidence) == (6, 0, {})
 
 
+@pytest.mark.extended
 def test_auditor_who_calls_right_work_wrong_is_banned_and_nobody_else(seed):
     found = audited("lying_auditor:0.25", seed)
     assert found.violation is None

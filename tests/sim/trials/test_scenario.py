@@ -41,7 +41,7 @@ def test_shipped_scenario_says_what_it_shows_and_its_text_reads_back_equal(shipp
     assert read_scenario(str(path)) == shipped
 
 
-@pytest.mark.quick(13)
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("shipped", SHIPPED, ids=lambda one: one.name)
 def test_what_a_seed_draws_can_be_written_down(shipped, tmp_path):
     for seed in range(20):

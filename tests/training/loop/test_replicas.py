@@ -36,6 +36,7 @@ def run_swarm(swarm: Swarm, seed: int) -> list[Weights]:
     return anchors
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["nesterov", "heavy_ball", "sgd"])
 def test_anchors_of_a_run_are_torch_sgd_over_the_means_of_what_was_sent(
     name: str, seed: int

@@ -120,6 +120,7 @@ class Trial:
         return rerun(manifest, task, work, self.solo.traces.anchor(index), self.runs)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("method", [{"codec": "none"}, {"codec": "fp16"}, {"sam_radius": 0.05}])
 def test_every_segment_of_every_round_comes_to_the_same_end_again(tmp_path, seed, method):
     trial = Trial(tmp_path, seed, unlisted=frozenset({1}), **method)
