@@ -182,9 +182,10 @@ class SpareWork(Protocol):
         """Do a piece; whether there is more. Asked while there is no word to take."""
         ...
 
-    def end(self, *, is_alone: bool) -> None:
+    def end(self, *, is_alone: bool, is_ahead: bool) -> None:
         """The wait is over, and the model must be as it was. `is_alone`: nobody else has a seat,
-        so nobody waits for this trainer."""
+        so nobody waits for this trainer. `is_ahead`: with two rounds in flight it need not wait,
+        and a little more may be done."""
         ...
 
 
@@ -316,7 +317,8 @@ class ChannelExchange:
         try:
             yield
         finally:
-            self.spare.end(is_alone=self._members == 1)
+            is_ahead = self._channel.spec.slots > 1
+            self.spare.end(is_alone=self._members == 1, is_ahead=is_ahead)
             self._is_spare_due = False
 
     def _next_frame(self) -> ToUser:

@@ -107,11 +107,10 @@ class IdleValidator:
         watch: Stopwatch,
         *,
         share: float,
-        is_overlapped: bool = False,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         self._exchange, self._held_out, self._watch = exchange, held_out, watch
-        self._share, self._is_overlapped, self._now_s = share, is_overlapped, now_s
+        self._share, self._now_s = share, now_s
         self._windows_BW = held_out.windows_BW[spread_order(len(held_out.windows_BW))]
         self._looked_s = now_s()
         self._earned_s = 0.0
@@ -169,10 +168,10 @@ class IdleValidator:
         self._piece = max(1, min(fitting, 2 * len(part_BW), self._held_out.at_once))
         return True
 
-    def end(self, *, is_alone: bool) -> None:
+    def end(self, *, is_alone: bool, is_ahead: bool) -> None:
         """See SpareWork. Tells what was found, over however many windows."""
         least = min(WINDOWS_LEAST, len(self._windows_BW))
-        while (is_alone or (self._is_overlapped and self._num_done < least)) and self.go_on():
+        while (is_alone or (is_ahead and self._num_done < least)) and self.go_on():
             pass
         with self._watch.within("validate"):
             put_weights(self._held_out.model, self._held_out.shard, self._working)

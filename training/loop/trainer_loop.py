@@ -130,7 +130,6 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
         HeldOut(model, manifest.shards[options.shard], micro_batch, held_out_BW),
         diloco.watch,
         share=options.validation_share,
-        is_overlapped=manifest.outer.overlap > 1,
     )
     exchange.spare = validator
     if traces is not None:

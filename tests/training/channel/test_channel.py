@@ -426,7 +426,8 @@ class Spare:
             self.says()
         return self.pieces > 0
 
-    def end(self, *, is_alone):
+    def end(self, *, is_alone, is_ahead):
+        assert is_ahead
         self.done.append(f"end, alone {is_alone}")
 
 

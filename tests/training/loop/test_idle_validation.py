@@ -45,7 +45,8 @@ class Slow(nn.Module):
 class Scene:
     """A validator of a model of one tensor; what it tells, and what its exchange asks."""
 
-    def __init__(self, share: float, **how: Any) -> None:
+    def __init__(self, share: float, *, is_ahead: bool = False) -> None:
+        self.is_ahead = is_ahead
         self.clock = Clock()
         self.model = Slow(self.clock)
         self.asked: int | None = None
@@ -57,7 +58,7 @@ class Scene:
         self.watch = Stopwatch(self.clock)
         exchange = cast("ChannelExchange", self)
         self.validator = IdleValidator(
-            exchange, self.held_out, self.watch, share=share, now_s=self.clock, **how
+            exchange, self.held_out, self.watch, share=share, now_s=self.clock
         )
 
     def take_validation(self) -> int | None:
@@ -78,7 +79,7 @@ class Scene:
         self.validator.begin()
         while pieces and self.validator.go_on():
             pieces -= 1
-        self.validator.end(is_alone=alone)
+        self.validator.end(is_alone=alone, is_ahead=self.is_ahead)
         return True
 
 
@@ -147,7 +148,7 @@ def test_whoever_is_alone_goes_on_within_what_was_saved() -> None:
 
 
 def test_with_two_rounds_in_flight_a_few_windows_are_measured_though_nobody_waits() -> None:
-    scene = Scene(0.1, is_overlapped=True)
+    scene = Scene(0.1, is_ahead=True)
     assert scene.round(4, 1000.0, pieces=0)
     assert [one.windows for one in scene.told] == [WINDOWS_LEAST]
     assert spent_s(scene) == WINDOWS_LEAST * WINDOW_S
