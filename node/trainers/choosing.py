@@ -362,9 +362,9 @@ class Choosing:
         """The trainer was told where to begin."""
         self._timer.begun(now_s)
 
-    def told(self, now_s: float, *, last_s: float | None) -> None:
+    def told(self, now_s: float, *, last_s: float | None, num_members: int) -> None:
         """The trainer was told how to go on; `last_s` is that of `landed`."""
-        self._timer.told(now_s, others_s=last_s)
+        self._timer.told(now_s, others_s=last_s, num_members=num_members)
 
     def next(self, round_index: int, now_s: float, *, usual: int) -> StepsChoice:
         """The trainer is handed its next lease now; see `Pace.next`."""

@@ -25,6 +25,8 @@ class PhaseTimer:
     """When the last COMMIT of another peer came."""
     _results_s: float | None = None
     """When the whole result was here."""
+    _num_members: int = 1
+    """With a seat in the round that the trainer was told of last."""
 
     def begun(self, now_s: float) -> None:
         """The trainer was told where to begin."""
@@ -38,9 +40,10 @@ class PhaseTimer:
         """A round's whole result is here."""
         self._results_s = now_s
 
-    def told(self, now_s: float, *, others_s: float | None) -> None:
-        """The trainer was told how to go on; the last COMMIT of another peer came at `others_s`."""
-        self._told_s, self._others_s = now_s, others_s
+    def told(self, now_s: float, *, others_s: float | None, num_members: int) -> None:
+        """The trainer was told how to go on; the last COMMIT of another peer came at `others_s`,
+        of so many that have a seat."""
+        self._told_s, self._others_s, self._num_members = now_s, others_s, num_members
 
     def handed(self, now_s: float, steps: int, times: TrainerTimes) -> PhaseTimes | None:
         """A contribution is here: where the time since the one before went; None of a trainer that
@@ -49,8 +52,12 @@ class PhaseTimer:
         if before_s is None:
             return None
         began_s = self._told_s - times.wait_s
-        # An edge that was not seen is where the one before is; without a result there was no seal.
-        ends_s = (self._committed_s, self._others_s, self._results_s or self._told_s)
+        # An edge that was not seen is where the one before is; without a result there was no seal,
+        # and where no other member came there was nothing to exchange.
+        results_s, others_s = self._results_s or self._told_s, self._others_s
+        if others_s is None and self._num_members > 1:
+            others_s = results_s
+        ends_s = (self._committed_s, others_s, results_s)
         edges = [began_s]
         for edge_s in ends_s:
             edges.append(min(max(edges[-1], edge_s or began_s), self._told_s))

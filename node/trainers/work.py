@@ -488,7 +488,7 @@ class TrainerWork:
         fates.taken_over(self._round)
         await self._tell_grade(trainer)
         await trainer.deliver(outcome, validate=self._validates(wanted))
-        self._choosing.told(trio.current_time(), last_s=self._last_commit_s)
+        self._mark_told(wanted)
         wanted.let_go(lag=self._lag)
 
     async def _settle(self, trainer: Trainer, wanted: Wanted) -> None:
@@ -501,7 +501,7 @@ class TrainerWork:
             is_resync = is_left or contributed < self._fates.since
             outcome = self._outcome(contributed, wanted, is_resync=is_resync)
             await trainer.deliver(outcome, validate=is_new and self._validates(wanted))
-            self._choosing.told(trio.current_time(), last_s=self._last_commit_s)
+            self._mark_told(wanted)
 
     async def _proceed(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: the trainer goes on, though the outcome of the last round may be open."""
@@ -518,7 +518,11 @@ class TrainerWork:
         self._fates.taken_over(self._round, wanted.sealed)
         await self._tell_grade(trainer)
         await trainer.proceed(turn)
-        self._choosing.told(trio.current_time(), last_s=self._last_commit_s)
+        self._mark_told(wanted)
+
+    def _mark_told(self, wanted: Wanted) -> None:
+        last_s, num_members = self._last_commit_s, wanted.num_members
+        self._choosing.told(trio.current_time(), last_s=last_s, num_members=num_members)
 
     @property
     def _last_commit_s(self) -> float | None:

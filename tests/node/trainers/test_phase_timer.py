@@ -24,7 +24,7 @@ def test_a_round_is_parted_by_what_the_trainer_did_and_what_it_waited_for() -> N
     timer = timer_behind(100.0)
     timer.committed(101.0)
     timer.results_here(112.0)
-    timer.told(115.0, others_s=104.0)
+    timer.told(115.0, others_s=104.0, num_members=3)
     told = TrainerTimes(train_s=80.0, encode_s=3.0, save_s=2.0, take_s=1.0, wait_s=15.0)
     times = timer.handed(201.0, 40, told)
     assert times == PhaseTimes(
@@ -47,7 +47,7 @@ def test_while_it_validates_it_waits_for_nobody() -> None:
     timer = timer_behind(100.0)
     timer.committed(101.0)
     timer.results_here(112.0)
-    timer.told(115.0, others_s=104.0)
+    timer.told(115.0, others_s=104.0, num_members=3)
     told = TrainerTimes(train_s=80.0, validate_s=10.0, wait_s=5.0)
     times = timer.handed(195.0, 40, told)
     assert times is not None
@@ -58,13 +58,13 @@ def test_while_it_validates_it_waits_for_nobody() -> None:
 
 def test_marks_of_another_round_or_none_take_nothing_that_was_not_waited() -> None:
     timer = timer_behind(100.0)
-    timer.told(110.0, others_s=None)
+    timer.told(110.0, others_s=None, num_members=1)
     alone = timer.handed(190.0, 40, TrainerTimes(train_s=80.0, wait_s=10.0))
     assert alone is not None
     assert (alone.wait_s, alone.exchange_s, alone.seal_s) == (0.0, 10.0, 0.0)
     timer.committed(191.0)
     timer.results_here(50.0)
-    timer.told(195.0, others_s=300.0)
+    timer.told(195.0, others_s=300.0, num_members=3)
     odd = timer.handed(275.0, 40, TrainerTimes(train_s=80.0, wait_s=5.0))
     assert odd is not None
     assert (odd.encode_s, odd.wait_s, odd.exchange_s, odd.seal_s) == (1.0, 4.0, 0.0, 0.0)
@@ -73,7 +73,7 @@ def test_marks_of_another_round_or_none_take_nothing_that_was_not_waited() -> No
 
 def test_what_nobody_measured_is_missing_in_the_sum_and_not_in_the_round() -> None:
     timer = timer_behind(100.0)
-    timer.told(100.0, others_s=None)
+    timer.told(100.0, others_s=None, num_members=1)
     times = timer.handed(150.0, 10, TrainerTimes(train_s=20.0))
     assert times is not None
     assert (times.round_s, total_s(times)) == (50.0, 20.0)
@@ -94,3 +94,12 @@ def test_rounds_add_up() -> None:
     assert both == PhaseTimes(steps=15, round_s=15.0, train_s=12.0, wait_s=2.0, seal_s=1.0)
     assert PhaseTimes().step_s is None
     assert PhaseTimes().share("train") == 0.0
+
+
+def test_where_no_other_member_came_there_was_no_exchange_but_a_wait() -> None:
+    timer = timer_behind(100.0)
+    timer.results_here(108.0)
+    timer.told(110.0, others_s=None, num_members=2)
+    times = timer.handed(190.0, 40, TrainerTimes(train_s=80.0, wait_s=10.0))
+    assert times is not None
+    assert (times.wait_s, times.exchange_s, times.seal_s) == (8.0, 0.0, 2.0)
