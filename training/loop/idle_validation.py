@@ -112,6 +112,7 @@ class IdleValidator:
         self._exchange, self._held_out, self._watch = exchange, held_out, watch
         self._share, self._now_s = share, now_s
         self._windows_BW = held_out.windows_BW[spread_order(len(held_out.windows_BW))]
+        self._least = min(WINDOWS_LEAST, len(held_out.windows_BW))
         self._looked_s = now_s()
         self._earned_s = 0.0
         """By the last round."""
@@ -119,6 +120,8 @@ class IdleValidator:
         """What may be spent now; below zero where a window took longer than there was."""
         self._window_s: float | None = None
         """What a window took in the last piece."""
+        self._debt_s = 0.0
+        """By how much more than what is left a measurement may be completed to WINDOWS_LEAST."""
         self._piece = 1
         self._round = -1
         self._working: list[NDArray[np.float32]] = []
@@ -133,10 +136,12 @@ class IdleValidator:
         if self._window_s is not None:
             # What a whole measurement does not take is not saved: a long silence is no licence.
             self._left_s = min(self._left_s, count * self._window_s)
-            least_s = min(WINDOWS_LEAST, count) * self._window_s
+            least_s = self._least * self._window_s
         if asked is None or self._left_s <= 0.0 or self._left_s < least_s:
             return False
-        self._round = asked
+        # Windows may take twice as long as the last ones did; all that they took was for nothing
+        # where they were too few.
+        self._round, self._debt_s = asked, least_s
         return True
 
     def begin(self) -> None:
@@ -152,8 +157,8 @@ class IdleValidator:
 
     def go_on(self) -> bool:
         """See SpareWork."""
-        count = len(self._windows_BW)
-        if self._num_done == count or self._left_s <= 0.0:
+        debt_s = self._debt_s if self._num_done < self._least else 0.0
+        if self._num_done == len(self._windows_BW) or self._left_s <= -debt_s:
             return False
         began_s = self._now_s()
         part_BW = self._windows_BW[self._num_done : self._num_done + self._piece]
@@ -170,13 +175,12 @@ class IdleValidator:
 
     def end(self, *, is_alone: bool, is_ahead: bool) -> None:
         """See SpareWork. Tells what was found, over however many windows."""
-        least = min(WINDOWS_LEAST, len(self._windows_BW))
-        while (is_alone or (is_ahead and self._num_done < least)) and self.go_on():
+        while (is_alone or (is_ahead and self._num_done < self._least)) and self.go_on():
             pass
         with self._watch.within("validate"):
             put_weights(self._held_out.model, self._held_out.shard, self._working)
         self._working = []
-        if self._num_done >= least:
+        if self._num_done >= self._least:
             self._tell(self._round, self._total / self._num_done, self._num_done)
 
     def measure_last(self) -> None:

@@ -33,11 +33,11 @@ class Slow(nn.Module):
 
     def __init__(self, clock: Clock) -> None:
         super().__init__()
-        self.clock, self.seen = clock, 0
+        self.clock, self.seen, self.window_s = clock, 0, WINDOW_S
         self.logits = nn.Parameter(torch.zeros(256))
 
     def forward(self, windows: torch.Tensor) -> torch.Tensor:
-        self.clock.passes(WINDOW_S * len(windows))
+        self.clock.passes(self.window_s * len(windows))
         self.seen += len(windows)
         return self.logits.expand(*windows.shape, 256)
 
@@ -136,6 +136,17 @@ def test_loss_over_too_few_windows_is_not_told() -> None:
     assert scene.told == []
     assert scene.round(8, 1000.0, pieces=WINDOWS_LEAST)
     assert [(one.round, one.windows) for one in scene.told] == [(8, WINDOWS_LEAST)]
+
+
+def test_windows_that_take_longer_than_the_last_ones_are_completed_and_paid_for_later() -> None:
+    scene = Scene(0.01)
+    assert scene.round(1, 1000.0)
+    scene.model.window_s = 1.5 * WINDOW_S
+    assert scene.round(2, 1.01 * WINDOWS_LEAST * WINDOW_S * 100.0)
+    assert [one.windows for one in scene.told] == [20, WINDOWS_LEAST]
+    # Half as much as it earned is owed, and comes on top of what the next one needs.
+    assert not scene.round(3, 1.9 * WINDOWS_LEAST * WINDOW_S * 100.0)
+    assert scene.round(4, 0.2 * WINDOWS_LEAST * WINDOW_S * 100.0)
 
 
 def test_whoever_is_alone_goes_on_within_what_was_saved() -> None:

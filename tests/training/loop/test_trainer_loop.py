@@ -169,15 +169,16 @@ def test_no_round_is_measured_before_its_contribution_and_training_has_the_same_
     )
 
 
-def test_contribution_says_where_its_time_went_and_nothing_is_left_out(told):
+def test_contribution_says_where_its_time_went_and_nothing_is_left_out(told, tmp_path):
+    told.options = replace(told.options, inner_folder=tmp_path / "inner")
     began_s = time.monotonic()
     told.train(start(), deliver(0, ((50, 50 + SAMPLES),)), deliver(1, ()))
     took_s = time.monotonic() - began_s
 
     first, second = (c.times for c in told.of(Contributed))
-    assert first.train_s > 0.0
-    assert second.encode_s > 0.0
-    assert second.take_s > 0.0
+    for times in (first, second):
+        assert min(times.train_s, times.encode_s, times.save_s, times.take_s) > 0.0
+    assert second.wait_s > 0.0
     assert sum(astuple(first)) + sum(astuple(second)) <= took_s
 
 
