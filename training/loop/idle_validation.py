@@ -9,6 +9,7 @@ many windows it is, and is told of only where these are enough to say something:
 an order in which the first of them are spread over all of the text.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -132,16 +133,16 @@ class IdleValidator:
         now_s, asked = self._now_s(), self._exchange.take_validation()
         self._earned_s, self._looked_s = self._share * (now_s - self._looked_s), now_s
         self._left_s += self._earned_s
-        least_s, count = 0.0, len(self._windows_BW)
+        least_s, debt_s, count = 0.0, math.inf, len(self._windows_BW)
         if self._window_s is not None:
             # What a whole measurement does not take is not saved: a long silence is no licence.
             self._left_s = min(self._left_s, count * self._window_s)
-            least_s = self._least * self._window_s
+            least_s = debt_s = self._least * self._window_s
         if asked is None or self._left_s <= 0.0 or self._left_s < least_s:
             return False
-        # Windows may take twice as long as the last ones did; all that they took was for nothing
-        # where they were too few.
-        self._round, self._debt_s = asked, least_s
+        # Windows may take twice as long as the last ones did, and of the first ones nobody knows:
+        # all that they took was for nothing where they were too few.
+        self._round, self._debt_s = asked, debt_s
         return True
 
     def begin(self) -> None:
@@ -175,6 +176,8 @@ class IdleValidator:
 
     def end(self, *, is_alone: bool, is_ahead: bool) -> None:
         """See SpareWork. Tells what was found, over however many windows."""
+        if not (is_alone or math.isfinite(self._debt_s)):
+            self._debt_s = 0.0  # The next round is there, and nobody knows how long this takes.
         while (is_alone or (is_ahead and self._num_done < self._least)) and self.go_on():
             pass
         with self._watch.within("validate"):

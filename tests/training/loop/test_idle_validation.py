@@ -149,6 +149,21 @@ def test_windows_that_take_longer_than_the_last_ones_are_completed_and_paid_for_
     assert scene.round(4, 0.2 * WINDOWS_LEAST * WINDOW_S * 100.0)
 
 
+def test_first_measurement_is_completed_whatever_it_takes_and_paid_for_later() -> None:
+    scene = Scene(0.01)
+    assert scene.round(1, 100.0)
+    assert [one.windows for one in scene.told] == [WINDOWS_LEAST]
+    assert not scene.round(2, 1400.0)
+    assert scene.round(3, 200.0)
+
+
+def test_first_measurement_makes_no_round_wait_for_more_than_was_earned() -> None:
+    scene = Scene(0.01, is_ahead=True)
+    assert scene.round(1, 100.0, pieces=0)
+    assert spent_s(scene) == 1.0
+    assert scene.told == []
+
+
 def test_whoever_is_alone_goes_on_within_what_was_saved() -> None:
     scene = Scene(0.1)
     assert scene.round(1, 100.0, pieces=0, alone=True)
