@@ -27,7 +27,13 @@ from node.processes.interrupts import end_now
 from node.processes.loop import run_loop
 from node.reporting.logs import start_logging
 from node.reporting.trace_file import tracing
-from node.state.config import DEVICE_DEFAULT, LISTEN_DEFAULT, SECURITIES, NodeConfig
+from node.state.config import (
+    DEVICE_DEFAULT,
+    LISTEN_DEFAULT,
+    SECURITIES,
+    VALIDATION_SHARE_DEFAULT,
+    NodeConfig,
+)
 from node.state.folder import MANIFEST_FILE, run_folder
 from node.state.keystore import check_private, has_identity, load_or_create_identity, read_psk
 from node.state.lock import locked_state
@@ -77,6 +83,12 @@ def _parser() -> argparse.ArgumentParser:
         help="measure the held-out loss every so many rounds; 0 is never",
     )
     parser.add_argument(
+        "--validation-share",
+        type=float,
+        default=VALIDATION_SHARE_DEFAULT,
+        help="share of the trainer's time that measuring it may take",
+    )
+    parser.add_argument(
         "--observer", action="store_true", help="follow the run without contributing"
     )
     parser.add_argument(
@@ -117,6 +129,7 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
         wait_seats=arguments.wait_seats,
         wait_seats_s=arguments.wait_seats_s,
         validate_every=arguments.validate_every,
+        validation_share=arguments.validation_share,
         is_observer=arguments.observer,
         trace=arguments.trace,
         status_port=arguments.status_port,

@@ -242,6 +242,7 @@ def _trainer_work(
             device=config.device,
             model_file=model_file,
             inner_folder=folder / INNER_FOLDER,
+            validation_share=config.validation_share if config.validate_every else 0.0,
         ),
     )
 

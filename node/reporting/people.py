@@ -114,7 +114,9 @@ class PeopleLog:
                     f"goes on from round {round_index}"
                 )
             case "validation", {"round": int(round_index), "loss": float(loss)}:
-                return f"held-out loss {loss:.3f} after round {round_index}"
+                part, whole = fields.get("windows"), fields.get("of_windows")
+                over = f" (over {part} of {whole} windows)" if part != whole else ""
+                return f"held-out loss {loss:.3f} after round {round_index}{over}"
             case "warning", {"text": str(text)} if text:
                 return f"warning: {shown(text, _WARNING_CHARACTERS_MAX)}"
             case "finished", {"round": int(round_index), "checkpoint": str(checkpoint)}:

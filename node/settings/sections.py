@@ -29,6 +29,7 @@ from node.state.config import (
     LISTEN_DEFAULT,
     RELAY_GIB_DEFAULT,
     RELAY_MBIT_DEFAULT,
+    VALIDATION_SHARE_DEFAULT,
     NodeConfig,
 )
 from node.state.folder import NODE_FILE, write_atomically
@@ -390,7 +391,9 @@ class NodeFile(Section):
     wait_seats_s: float = 12.0
     """at most so many seconds"""
     validate_every: int = 1
-    """rounds between looks at held-out text, each some inner steps; 0: never"""
+    """rounds between looks at held-out text, when nothing else is to do; 0: never"""
+    validation_share: float = VALIDATION_SHARE_DEFAULT
+    """of the time that they may take; the last round's has what it needs"""
     linger_s: float = 15.0
     """seconds to serve others after the last round"""
     up_mbit: float = 0.0

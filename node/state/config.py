@@ -11,6 +11,7 @@ from protocol.identity import PeerId, parse_peer_id, peer_id_text
 
 LISTEN_DEFAULT = "/ip4/0.0.0.0/tcp/0"
 DEVICE_DEFAULT = "auto"
+VALIDATION_SHARE_DEFAULT = 0.01
 DEVICE_NAME = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 RELAY_GIB_DEFAULT, RELAY_MBIT_DEFAULT = 5.0, 16.0
 """What a node gives as a relay unless its owner says otherwise: 2 MB/s of its line, 45 minutes of
@@ -158,8 +159,11 @@ class NodeConfig:
     """Seconds from its start on; who is not there by then joins a run that has begun."""
 
     validate_every: int = 1
-    """Held-out loss every so many rounds, by members in turn; each costs the time of a few inner
-    steps. 0: never."""
+    """Held-out loss every so many rounds, by whoever has nothing else to do meanwhile. 0: never."""
+
+    validation_share: float = VALIDATION_SHARE_DEFAULT
+    """Of the trainer's time, what this may take; a loss for which there was less time is one over
+    fewer windows. 0: of the last round's weights alone, which are measured in any case."""
 
     compute_threads: int = 1
     """Threads for hashing, decoding and sums; each takes a core from the trainer while it works."""
@@ -211,6 +215,8 @@ class NodeConfig:
         ):
             if value < 0:
                 raise ConfigError(f"{name}: {value} is below 0")
+        if not 0.0 <= self.validation_share <= 1.0:
+            raise ConfigError(f"validation_share: {self.validation_share} is not within 0..1")
         for name, mbit, least in (
             ("state_mbit", self.state_mbit, STATE_MBIT_MIN),
             ("up_mbit", self.up_mbit, LINE_MBIT_MIN),

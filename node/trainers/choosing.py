@@ -8,6 +8,9 @@ c = SHARE R: peers of any speed then arrive together, and where the exchange tak
 of them, rounds tend to R = E / (1 - SHARE), the shortest in which SHARE of the time is training.
 Nothing is agreed upon: the lease bounds what anybody may do (R9), and weights are tokens.
 
+What comes with every round beside steps and exchange, encoding and saving for instance, counts as
+the exchange does: a share of R is steps, and nothing else passes for them.
+
 E counts from the last COMMIT that came, not from the own one: who waits for others does not wait
 for the exchange. Of many peers one is always late by a share of R, and rounds that covered this as
 well would grow without end. What is beyond E / (1 - SHARE) they give up by and by, and all of them:
@@ -27,10 +30,12 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from node.status.board import EventLog
+from node.trainers.phase_timer import PhaseTimer
 from protocol.manifest import RunManifest
+from training.channel.exchange import Contribution, TrainerTimes
 from training.compression import Codec, make_codec, with_grades
 from training.methods.presets import GRADE_FROM_MBIT, is_paced
 
@@ -142,7 +147,7 @@ GROWTH_MAX = 2.0
 class StepsChoice:
     """Steps of the next round, why, and what that rests on; None is what is not known yet.
 
-    `computing` is the share of the rounds looked at that was training, `exchange_s` the time from
+    `computing` is the share of the rounds looked at that was steps, `exchange_s` the time from
     the last contribution that came to the outcome.
     """
 
@@ -157,11 +162,18 @@ class StepsChoice:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRound:
-    """A round: its steps, how long they took, and how long the trainer waited for the seal."""
+    """A round: its steps and how long they took, what came beside them in the trainer, and how long
+    it waited, for the seal above all."""
 
     steps: int
     training_s: float
+    beside_s: float
     waiting_s: float
+
+    @property
+    def round_s(self) -> float:
+        """The whole of it."""
+        return self.training_s + self.beside_s + self.waiting_s
 
 
 @dataclass(slots=True)
@@ -172,37 +184,27 @@ class Pace:
     is_chosen: bool
     is_overlapped: bool = False
     """Whether the trainer steps on while its contribution is in flight (R5)."""
-    is_joined: bool = False
-    """Whether it waits for the round before when its steps are done, and hands in then: what it
-    tells on its way says how long they took."""
     _steps: int = 0
     _began_s: float | None = None
-    _trained_s: float | None = None
-    _on_the_way: list[tuple[int, float]] = field(default_factory=list)
-    """Of this round the first and the last step that the trainer told of, and when."""
+    _handed: tuple[int, float, float] | None = None
+    """Of this round, once its contribution is here: its steps, their seconds, and those beside."""
     _is_first: bool = True
     _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
     _rounds: deque[MeasuredRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
-    _handed_steps: int = 0
     _exchanges_s: deque[float] = field(default_factory=lambda: deque(maxlen=EXCHANGES_LOOKED_AT))
 
-    def handed(self, steps: int, now_s: float) -> None:
-        """The trainer's contribution of so many steps is in."""
+    def handed(self, steps: int, now_s: float, times: TrainerTimes | None = None) -> None:
+        """The trainer's contribution of so many steps is in. What it does not tell of its time
+        counts as steps."""
         if self._began_s is None:
             return
-        trained_s = now_s - self._began_s
-        if self.is_joined and len(self._on_the_way) > 1:
-            (first, since_s), (last, until_s) = self._on_the_way
-            trained_s = min(trained_s, steps * (until_s - since_s) / max(1, last - first))
-        self._trained_s, self._handed_steps = trained_s, steps
+        trained_s, beside_s = now_s - self._began_s, 0.0
+        if times is not None:
+            trained_s, beside_s = times.train_s, times.beside_s
+        self._handed = steps, trained_s, beside_s
         # The first also loads kernels and fills caches, or is one that a process before us made.
         if not self._is_first:
             self._step_s.append(trained_s / max(1, steps))
-
-    def progressed(self, step: int, now_s: float) -> None:
-        """The trainer tells that it is at that step of the run."""
-        del self._on_the_way[1:]
-        self._on_the_way.append((step, now_s))
 
     def landed(self, flight_s: float, now_s: float, *, last_s: float | None = None) -> None:
         """The outcome of a contribution is here, so long after it was handed over; the last one
@@ -217,13 +219,13 @@ class Pace:
         `usual` is how many rounds had so far, as seals say: a latecomer and a node that was
         restarted begin with half of it, for they may be slow.
         """
-        if self._began_s is not None and self._trained_s is not None:
+        if self._began_s is not None and self._handed is not None:
             if not self._is_first:
-                waiting_s = now_s - self._began_s - self._trained_s
-                self._rounds.append(MeasuredRound(self._handed_steps, self._trained_s, waiting_s))
+                steps, trained_s, beside_s = self._handed
+                waiting_s = max(0.0, now_s - self._began_s - trained_s - beside_s)
+                self._rounds.append(MeasuredRound(steps, trained_s, beside_s, waiting_s))
             self._is_first = False
-        self._began_s, self._trained_s = now_s, None
-        self._on_the_way.clear()
+        self._began_s, self._handed = now_s, None
         choice = self._choice(usual)
         self._steps = choice.steps
         return choice
@@ -235,14 +237,15 @@ class Pace:
             return StepsChoice(steps=steps, steps_max=most, why="nothing is measured yet")
         step_s = max(1e-9, statistics.median(self._step_s))
         last = list(self._rounds)
-        round_s = statistics.median(one.training_s + one.waiting_s for one in last)
+        round_s = statistics.median(one.round_s for one in last)
+        beside_s = statistics.median(one.beside_s for one in last)
         waited_s = [one.waiting_s for one in last]
         exchange_s = statistics.median(self._exchanges_s or waited_s)
-        total_s = sum(one.training_s + one.waiting_s for one in last)
+        total_s = sum(one.round_s for one in last)
         computing = sum(one.training_s for one in last) / max(1e-9, total_s)
         steps, why = most, "the manifest's"
         if self.is_chosen:
-            steps, why = self._paced(step_s, round_s, exchange_s)
+            steps, why = self._paced(step_s, _Costs(round_s, exchange_s, beside_s))
         return StepsChoice(
             steps=steps,
             steps_max=most,
@@ -253,23 +256,29 @@ class Pace:
             last=last[-1],
         )
 
-    def _paced(self, step_s: float, round_s: float, exchange_s: float) -> tuple[int, str]:
-        part, cover = SHARE, SHARE / (1.0 - SHARE)
+    def _paced(self, step_s: float, costs: "_Costs") -> tuple[int, str]:
+        round_s, exchange_s, beside_s = costs.round_s, costs.exchange_s, costs.beside_s
+        cover = SHARE / (1.0 - SHARE)
+        beside = f"an exchange of {exchange_s:.2f} s"
+        if beside_s >= 0.005:
+            beside += f" and {beside_s:.2f} s of encoding and saving"
         if self.is_overlapped:
-            part, cover = 1.0, COVER
-        share = f"{part:.0%} of a round of {round_s:.1f} s"
+            # The exchange is hidden by steps, what the trainer does itself is not.
+            aim_s, share = round_s - beside_s, "100%"
+            enough_s = max(COVER * exchange_s - beside_s, cover * beside_s)
+            enough = f"{COVER:g} times {beside}, which is in flight meanwhile"
+        else:
+            aim_s, share = SHARE * round_s, f"{SHARE:.0%}"
+            enough_s = cover * (exchange_s + beside_s)
+            enough = f"{SHARE:.0%} training beside {beside}"
         # Were every peer a little early in turn, rounds would grow without end.
-        enough_s = max(1e-9, cover * exchange_s)
-        aim_s, why = part * round_s, f"{share}, to arrive with the others"
+        enough_s, share = max(1e-9, enough_s), f"{share} of a round of {round_s:.1f} s"
+        why = f"{share}, to arrive with the others"
         if aim_s < FAR * enough_s:
             # By itself it would take dozens of rounds; all see the same length, and stay together.
             aim_s = min(HURRY * aim_s, FAR * enough_s)
-            why = f"longer than the last, {round_s:.1f} s with {exchange_s:.2f} s of exchange"
+            why = f"longer than the last, {round_s:.1f} s with {beside}"
         if enough_s < aim_s:
-            beside = f"an exchange of {exchange_s:.2f} s"
-            enough = f"{SHARE:.0%} training beside {beside}"
-            if self.is_overlapped:
-                enough = f"{COVER:g} times {beside}, which is in flight meanwhile"
             aim_s = max(enough_s, aim_s * (1.0 - GIVEN_UP * (aim_s / enough_s - 1.0)))
             why = enough if aim_s == enough_s else f"{share}, shorter by and by, towards {enough}"
         # Rounded to the nearest, a few steps short would stay a few steps short.
@@ -281,14 +290,22 @@ class Pace:
         return max(1, steps), why
 
 
-def pace_of(manifest: RunManifest, num_fragments: int) -> Pace:
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """Medians of the last rounds: their length, their exchange, and what came beside the steps."""
+
+    round_s: float
+    exchange_s: float
+    beside_s: float
+
+
+def pace_of(manifest: RunManifest) -> Pace:
     """The pace of a trainer of that run. Raises ConfigError for an unknown preset."""
     outer = manifest.outer
     return Pace(
         steps_max=manifest.inner.inner_steps,
         is_chosen=is_paced(outer.preset),
         is_overlapped=outer.overlap > 1,
-        is_joined=num_fragments < outer.overlap,
     )
 
 
@@ -309,7 +326,8 @@ class Choosing:
         self._outer, self._num_fragments, self._log = manifest.outer, num_fragments, log
         self._codec = make_codec(manifest.outer)
         self._uplink_mbit = uplink_mbit
-        self._pace = pace_of(manifest, num_fragments)
+        self._pace = pace_of(manifest)
+        self._timer = PhaseTimer()
         self._flight = TrainerWatch()
         self._grading = Grading(0, "")
 
@@ -318,18 +336,35 @@ class Choosing:
         """Bits per element of the next contribution; 0 where the codec has no grades."""
         return self._grading.bits
 
-    def progressed(self, step: int, now_s: float) -> None:
-        """The trainer tells that it is at that step of the run."""
-        self._pace.progressed(step, now_s)
-
-    def handed(self, steps: int, now_s: float) -> None:
-        """The trainer's contribution of so many steps is in."""
-        self._pace.handed(steps, now_s)
+    def handed(self, round_index: int, contribution: Contribution, now_s: float) -> None:
+        """The trainer's contribution to a round is in."""
+        times = contribution.times
+        self._pace.handed(contribution.steps, now_s, times)
         self._flight.handed(now_s)
+        spent = self._timer.handed(now_s, contribution.steps, times or TrainerTimes())
+        if spent is not None and times is not None:
+            told = {name: _rounded(value) for name, value in asdict(spent).items()}
+            self._log.emit("times", round=round_index, **told)
+
+    def committed(self, now_s: float) -> None:
+        """What was handed over last is ready for its COMMIT."""
+        self._timer.committed(now_s)
+
+    def results_here(self, now_s: float) -> None:
+        """The whole result of a round is here."""
+        self._timer.results_here(now_s)
 
     def landed(self, now_s: float, *, last_s: float | None) -> None:
         """The outcome of the oldest contribution is here; see `Pace.landed`."""
         self._pace.landed(self._flight.landed(now_s), now_s, last_s=last_s)
+
+    def begun(self, now_s: float) -> None:
+        """The trainer was told where to begin."""
+        self._timer.begun(now_s)
+
+    def told(self, now_s: float, *, last_s: float | None, num_members: int) -> None:
+        """The trainer was told how to go on; `last_s` is that of `landed`."""
+        self._timer.told(now_s, others_s=last_s, num_members=num_members)
 
     def next(self, round_index: int, now_s: float, *, usual: int) -> StepsChoice:
         """The trainer is handed its next lease now; see `Pace.next`."""
@@ -361,6 +396,7 @@ class Choosing:
             computing=_rounded(choice.computing),
             last_steps=None if last is None else last.steps,
             training_s=None if last is None else _rounded(last.training_s),
+            beside_s=None if last is None else _rounded(last.beside_s),
             waiting_s=None if last is None else _rounded(last.waiting_s),
             flight_s=_rounded(flight_s),
             hidden_s=_rounded(hidden_s),

@@ -300,6 +300,10 @@ class TrainerWork:
         since the trainer began with the one in hand (R5)."""
         self._is_stale = self._is_lost = self._lag > 1
 
+    def results_here(self) -> None:
+        """The whole result of a round is here."""
+        self._choosing.results_here(trio.current_time())
+
     async def audit(self, task: ev.Rerun) -> None:
         """Have a segment of somebody's round run again."""
         assert self._audits is not None, "a run without audits"
@@ -332,10 +336,18 @@ class TrainerWork:
                 await self._audits.answered(event)
             case Contribution():
                 await self._contribute(event)
-            case Validation(round=started, loss=loss):
+            case Validation():
                 # The anchor that round r + 1 starts from is the one that seal r made.
-                self._parts.log.emit("validation", round=started - 1, loss=loss)
+                self._parts.log.emit(
+                    "validation",
+                    round=event.round - 1,
+                    loss=event.loss,
+                    windows=event.windows,
+                    of_windows=event.of_windows,
+                )
             case Ready():
+                # It takes the start, which may lie in its pipe for long, from here on.
+                self._choosing.begun(trio.current_time())
                 logger.info(
                     "trainer ready threads=%d device=%s precision=%s micro_batch=%d",
                     event.threads,
@@ -353,7 +365,6 @@ class TrainerWork:
                 if not self._parts.is_observer:
                     await self._parts.tell(ev.TrainerReady(self._class_of(event)))
             case Progress(step=step, loss=loss):
-                self._choosing.progressed(step, trio.current_time())
                 logger.debug("training step=%d loss=%.3f", step, loss)
                 self._parts.log.emit("progress", step=step, loss=loss)
 
@@ -361,7 +372,7 @@ class TrainerWork:
         """Store a contribution that is for the round under way; a late one is only answered."""
         parts = self._parts
         self.train_loss = contribution.loss
-        self._choosing.handed(contribution.steps, trio.current_time())
+        self._choosing.handed(self._round, contribution, trio.current_time())
         rules = parts.core.machine.config.clock
         wrong = claim_breach(rules, samples=contribution.samples, tokens=contribution.tokens)
         if wrong:
@@ -396,6 +407,7 @@ class TrainerWork:
                     work=work,
                 )
             )
+            self._choosing.committed(trio.current_time())
         else:
             logger.info("contribution came too late round=%d", self._round)
         self._in_flight.append(self._round)
@@ -462,6 +474,7 @@ class TrainerWork:
         )
         fates.taken_over(self._round, wanted.sealed)
         await trainer.start(start, anchors=tuple(map(wanted.anchor_N.__getitem__, self._spans)))
+        self._choosing.begun(trio.current_time())
         await self._tell_grade(trainer)
         wanted.let_go(lag=self._lag)
 
@@ -475,6 +488,7 @@ class TrainerWork:
         fates.taken_over(self._round)
         await self._tell_grade(trainer)
         await trainer.deliver(outcome, validate=self._validates(wanted))
+        self._mark_told(wanted)
         wanted.let_go(lag=self._lag)
 
     async def _settle(self, trainer: Trainer, wanted: Wanted) -> None:
@@ -487,6 +501,7 @@ class TrainerWork:
             is_resync = is_left or contributed < self._fates.since
             outcome = self._outcome(contributed, wanted, is_resync=is_resync)
             await trainer.deliver(outcome, validate=is_new and self._validates(wanted))
+            self._mark_told(wanted)
 
     async def _proceed(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: the trainer goes on, though the outcome of the last round may be open."""
@@ -503,6 +518,17 @@ class TrainerWork:
         self._fates.taken_over(self._round, wanted.sealed)
         await self._tell_grade(trainer)
         await trainer.proceed(turn)
+        self._mark_told(wanted)
+
+    def _mark_told(self, wanted: Wanted) -> None:
+        last_s, num_members = self._last_commit_s, wanted.num_members
+        self._choosing.told(trio.current_time(), last_s=last_s, num_members=num_members)
+
+    @property
+    def _last_commit_s(self) -> float | None:
+        """When the last COMMIT of another peer came to the round that was sealed last."""
+        sealed = self._parts.core.machine.previous
+        return None if sealed is None else sealed.times.committed_s
 
     async def _tell_grade(self, trainer: Trainer) -> None:
         if self._grade != self._choosing.grade:
@@ -512,9 +538,7 @@ class TrainerWork:
     def _outcome(self, contributed: int, wanted: Wanted, *, is_resync: bool) -> Outcome:
         """What became of a contribution; the next lease is not in it."""
         fragment = self._layout.fragment_of(contributed)
-        now_s, sealed = trio.current_time(), self._parts.core.machine.previous
-        last_s = None if sealed is None else sealed.times.committed_s
-        self._choosing.landed(now_s, last_s=last_s)
+        self._choosing.landed(trio.current_time(), last_s=self._last_commit_s)
         # Rounds since may be about others; behind a resync all may have changed.
         others = self._changed_since_told(wanted, is_all=is_resync)
         others.pop(fragment, None)
@@ -559,10 +583,6 @@ class TrainerWork:
         return part_of_lease(lease, 0, choice.steps * self._config.manifest.inner.batch)
 
     def _validates(self, wanted: Wanted) -> bool:
-        """Whether to measure this anchor: members take turns, and all look at the last one."""
-        every, sealed = self._parts.validate_every, wanted.sealed
-        if every == 0 or self._parts.core.is_finished:
-            return every > 0
-        members = wanted.action.certificate.value.roster.members
-        is_turn = members[sealed // every % len(members)] == self._parts.core.machine.view.me
-        return sealed % every == 0 and is_turn
+        """Whether to measure this anchor, if there is time; of the last one there is."""
+        every = self._parts.validate_every
+        return every > 0 and (self._parts.core.is_finished or wanted.sealed % every == 0)

@@ -85,7 +85,9 @@ class Stage:
         line += ["--threads", str(trainer_threads(options.peers + 1))]
         # Five small models share a GPU badly, and in bf16 the tuned numbers are others.
         line += ["--device", "cpu"]
+        # A curve is what people watch it for: all of the time that is left over may go into it.
         line += ["--validate-every", str(max(1, options.rounds // VALIDATIONS)), "--events"]
+        line += ["--validation-share", "1"]
         if bootstrap is None:
             line += ["--wait-seats", str(options.peers - 1), "--wait-seats-s", str(WAIT_SEATS_S)]
         else:

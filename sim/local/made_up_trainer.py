@@ -43,6 +43,7 @@ from training.channel.trainer_end import (
 )
 from training.compression import Encoded, ErrorFeedback, make_codec
 from training.files.durable import replace_durably
+from training.loop.stopwatch import Stopwatch
 from training.numeric.arithmetic import Vector
 
 
@@ -215,6 +216,8 @@ class MadeUpTrainer:
         """With a delay: the version that the round in hand began from (R5)."""
         self._open: dict[int, _Open] = {}
         """By round, oldest first."""
+        self._watch = Stopwatch()
+        """It sleeps, and the sleep stands for its steps."""
         self._traces: TraceFolder | None = None
         self._segments = MadeUpSegments(manifest)
         if manifest.audits.rate:
@@ -238,6 +241,7 @@ class MadeUpTrainer:
             )
         )
         start = exchange.opening()
+        self._watch.take()
         self._validate_if_asked()
         self._take_up(start)
         clock, lease = start.clock, start.lease
@@ -247,7 +251,8 @@ class MadeUpTrainer:
             time.sleep(_LOOK_S)
         while lease:
             time.sleep(pace_s(self._round_s, f"{self._name}/pace/{clock.round}"))
-            self._hand_over(clock, lease)
+            with self._watch.within("encode"):
+                self._hand_over(clock, lease)
             clock, lease = self._go_on(clock.round)
             self._validate_if_asked()
 
@@ -256,7 +261,8 @@ class MadeUpTrainer:
         if self._manifest.outer.overlap == 1:
             outcome = self._settle(contributed)
             return outcome.clock, outcome.lease
-        turn = self._exchange.proceed()
+        with self._watch.within("wait"):
+            turn = self._exchange.proceed()
         if self._is_delayed:
             # What is in flight is about the same fragment: its outcome is asked for when the next
             # round is handed over.
@@ -268,7 +274,8 @@ class MadeUpTrainer:
 
     def _audited(self, frame: Audit | Reopen) -> bytes:
         assert self._traces is not None
-        return run_audit(self._manifest, frame, self._traces, self._segments)
+        with self._watch.within("audit"):
+            return run_audit(self._manifest, frame, self._traces, self._segments)
 
     def _encoded(
         self, clock: RunClock, lease: Lease, feedback: ErrorFeedback, anchor_N: Vector
@@ -314,8 +321,9 @@ class MadeUpTrainer:
                 begun_N=begun_N,
                 basis=clock.basis,
             )
-            self._kept.parent.mkdir(parents=True, exist_ok=True)
-            replace_durably(self._kept, [packed(kept)])
+            with self._watch.within("save"):
+                self._kept.parent.mkdir(parents=True, exist_ok=True)
+                replace_durably(self._kept, [packed(kept)])
         inner = self._manifest.inner
         samples = inner.inner_steps * inner.batch
         context = self._manifest.model.setting("context")
@@ -334,11 +342,14 @@ class MadeUpTrainer:
         if self._is_delayed:
             self._begun_N = anchor_N
         self._before_handing(clock.round)
-        self._open[clock.round] = _Open(self._exchange.begin(fragment, contribution))
+        timed = replace(contribution, times=self._watch.take())
+        self._open[clock.round] = _Open(self._exchange.begin(fragment, timed))
 
     def _settle(self, contributed: int) -> Outcome:
         one = self._open.pop(contributed)
-        outcome, feedback = one.ticket.result(), self._feedback[self._fragment(contributed)]
+        feedback = self._feedback[self._fragment(contributed)]
+        with self._watch.within("wait"):
+            outcome = one.ticket.result()
         if outcome.is_resync:
             self._restore([None] * len(self._feedback))
             for later in self._open.values():
@@ -386,7 +397,7 @@ class MadeUpTrainer:
         asked = self._exchange.take_validation()
         if asked is not None:
             loss = _distance(self._exchange.anchors[0])
-            self._exchange.send(Validation(round=asked, loss=loss))
+            self._exchange.send(Validation(round=asked, loss=loss, windows=1, of_windows=1))
 
 
 def _distance(anchor_N: Vector) -> float:

@@ -137,7 +137,9 @@ def founder(folder: Path, *, rounds: int, wait_seats: int = 1) -> Iterator[Found
     """`barnraise run` of the example's model, in `folder`/state."""
     state = folder / "state"
     state.mkdir(parents=True)
-    (state / "node.toml").write_text(f"wait_seats = {wait_seats}\nthreads = 1\n")
+    (state / "node.toml").write_text(
+        f"wait_seats = {wait_seats}\nthreads = 1\nvalidation_share = 1.0\n"
+    )
     (folder / "run.toml").write_text(RUN_TOML.format(rounds=rounds))
     shutil.copy(EXAMPLE, folder)
     command = [sys.executable, "-P", "-m", "node.cli", "run", "run.toml", "--json"]

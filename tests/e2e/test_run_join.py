@@ -80,8 +80,8 @@ def test_file_as_init_writes_it_trains_on_a_processor(tmp_path: Path) -> None:
     write_run_file(tmp_path)
     with node(tmp_path, "a", "run", "run.toml", "--device", "cpu", *LOOPBACK) as a:
         loss = float(a.wait_for(r"round +3 of 200 sealed: 1 of 1 listed, loss ([0-9.]+)"))
-        first = float(a.wait_for(r"held-out loss ([0-9.]+) after round 0"))
-        assert loss < first - 1.0
+        assert loss < 4.5  # Of genesis it is 5.7.
+        assert float(a.wait_for(r"held-out loss ([0-9.]+) after round \d+")) < 6.0
         a.interrupt()
         assert a.exit_status() == 130
 

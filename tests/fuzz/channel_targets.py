@@ -20,6 +20,7 @@ from training.channel.exchange import RunClock
 from training.channel.frames import (
     FROM_USER,
     TO_USER,
+    AnchorRead,
     Attach,
     Audit,
     Audited,
@@ -87,7 +88,8 @@ FROM_TRAINER_FRAMES = (
     ),
     Audited(number=3, found=b"\x02" * 32),
     Progress(step=7, loss=1.25),
-    Validation(round=4, loss=1.75),
+    AnchorRead(),
+    Validation(windows=16, of_windows=128, round=4, loss=1.75),
     Leaving(),
 )
 

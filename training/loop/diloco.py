@@ -10,6 +10,7 @@ out and when, with which weights training goes on meanwhile, what becomes of an 
 
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import SupportsFloat
 
@@ -43,6 +44,7 @@ from training.loop.inner_state import (
     recall,
     take_moments,
 )
+from training.loop.stopwatch import Stopwatch
 from training.methods.method import Due, Method, anchor_digest
 from training.methods.stages import make_stages
 from training.models.building import (
@@ -102,6 +104,7 @@ class DiLoCo:
     With an `inner_store` each round is kept before it leaves, and a process that begins anew takes
     up what the one before it left there: moments, residual, and a contribution that is under way.
     The `watcher` looks on at each round; whoever computes gradients calls `begin_step` before each.
+    `watch` takes the time of each phase; what passes between two calls counts as training.
     """
 
     def __init__(
@@ -114,6 +117,7 @@ class DiLoCo:
         inner_store: InnerStore | None = None,
         watcher: RoundWatcher | None = None,
     ) -> None:
+        self.watch = Stopwatch()
         manifest, spec = exchange.manifest, exchange.manifest.outer
         model = unwrapped(model)
         # Before there is a seat, for which peers would wait.
@@ -149,6 +153,7 @@ class DiLoCo:
             recalled = recall(inner_store, start, self._methods.at(self._clock.round - 1))
             if recalled is not None:
                 self._take_up(recalled, start)
+        self.watch.count_as("take")
 
     @property
     def clock(self) -> RunClock:
@@ -210,7 +215,8 @@ class DiLoCo:
         due = self._due(self._local_step)
         outcome = None
         for fragment in due.begin:
-            outcome = self._begin(fragment, is_joined=fragment in due.join)
+            with self.watch.within("encode"):
+                outcome = self._begin(fragment, is_joined=fragment in due.join)
             outcome = self._proceed() or outcome
         return self._take_over(due) or outcome
 
@@ -230,7 +236,8 @@ class DiLoCo:
             self._feedback[fragment].reopen(state.residuals[fragment], state.residual_after_N)
             self._method.reopen(state.notes)
             due = self._due(self._steps)
-            self._hand_over(contribution)
+            with self.watch.within("encode"):
+                self._hand_over(contribution)
             outcome = self._proceed()
             outcome = self._take_over(due) or outcome
         return outcome
@@ -309,7 +316,8 @@ class DiLoCo:
             loss=self._loss_total / self._local_step,
             traced=self._watcher.encoded(feedback.residual_N),
         )
-        self._keep(contribution)
+        with self.watch.within("save"):
+            self._keep(contribution)
         self._hand_over(contribution)
         self._pending[fragment].sent_N = self._method.sent_weights(local_N)
         return outcome
@@ -323,7 +331,8 @@ class DiLoCo:
             self._ahead[fragment] = ahead_N
 
     def _hand_over(self, contribution: Contribution) -> None:
-        ticket = self._exchange.begin(contribution.fragment, contribution)
+        timed = replace(contribution, times=self.watch.take())
+        ticket = self._exchange.begin(contribution.fragment, timed)
         self._pending[contribution.fragment] = Pending(self._clock.round, ticket)
 
     def _keep(self, contribution: Contribution) -> None:
@@ -372,9 +381,14 @@ class DiLoCo:
         """On to the next round, where a turn names it before the outcome is here (R5). The outcome
         is taken over now at the latest where the round may be about that fragment again. So is that
         of a round which is not before the next one: its branch was left (R4)."""
-        turn = self._method.next_turn(self._exchange)
+        with self.watch.within("wait"):
+            turn = self._method.next_turn(self._exchange)
         if turn is None:
             return None
+        with self.watch.within("take"):
+            return self._go_on_for(turn)
+
+    def _go_on_for(self, turn: Turn) -> Outcome | None:
         outcome, method = None, self._method
         for fragment, pending in list(self._pending.items()):
             if not method.is_awaited(pending.round, turn):
@@ -389,7 +403,13 @@ class DiLoCo:
 
     def _finish(self, fragment: int) -> Outcome:
         pending = self._pending.pop(fragment)
-        outcome = pending.ticket.result()
+        with self.watch.within("wait"):
+            outcome = pending.ticket.result()
+        with self.watch.within("take"):
+            self._take_in(fragment, pending, outcome)
+        return outcome
+
+    def _take_in(self, fragment: int, pending: Pending, outcome: Outcome) -> None:
         self._settle(fragment, outcome, is_void=pending.is_void)
         self._method.settle(outcome)
         merged_N = outcome.anchor_N
@@ -403,7 +423,6 @@ class DiLoCo:
         turn = self._method.next_round(outcome)
         if turn is not None:
             self._begin_round(turn)
-        return outcome
 
     def _drop(self, anchors: Mapping[int, NDArray[np.float32]]) -> None:
         """Sealed without us: what drifted since is dropped (R6)."""
