@@ -328,6 +328,11 @@ class EndTimePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class StartNow:
+    """The founder's user does not wait for more peers: the first round is to begin (R11)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -344,6 +349,7 @@ LocalRoundEvent = (
     | Woke
     | StatusHeard
     | EndTimePassed
+    | StartNow
     | Tick
 )
 RoundEvent = Heard | LocalRoundEvent

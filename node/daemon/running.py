@@ -18,6 +18,7 @@ from dht.transport.libp2p_transport import Libp2pTransport
 from node.daemon.assembly import Machinery, Node, assemble
 from node.daemon.driver import Driver
 from node.daemon.entry import FirstPeers
+from node.daemon.founding import Enter, wait_for_peers
 from node.peers.departure import Departure
 from node.peers.invite import InviteSeal, invite_link, invite_to
 from node.peers.leaving import HAND_OVER_S_MAX, HandingOver, Lingering
@@ -78,6 +79,9 @@ class RunContext:
     has_lifeline: bool = False
     """Whether standard input is the pipe of whoever started this node, and its end is ours."""
 
+    enter: Enter | None = None
+    """How the user of a founder says that it is to wait for no more peers."""
+
 
 async def run_node(node: Node, around: RunContext) -> None:
     """Run one node until its run is finished, or `around.departure` is asked.
@@ -128,6 +132,7 @@ async def run_node(node: Node, around: RunContext) -> None:
                 else:
                     await entry.enter()
                 nursery.start_soon(entry.watch_refusals)
+                nursery.start_soon(wait_for_peers, made.driver, node.log, around.enter)
                 nursery.start_soon(made.links.run)
                 nursery.start_soon(_keeper(node, made.links).run)
                 nursery.start_soon(keep_table, node.config.state, directory.contacts, time.time)

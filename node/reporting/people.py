@@ -89,6 +89,10 @@ class PeopleLog:
                 self._is_seated = False
                 taken = "the only seat is" if seats == 1 else f"all {seats} seats are"
                 return f"{taken} taken, in turns: follows the rounds until one is free"
+            case "waiting_for_peers", {"missing": int(missing), "has_terminal": bool(has_terminal)}:
+                return _waiting(missing, has_terminal=has_terminal)
+            case "starts_without", {"missing": int(missing)}:
+                return f"starts without waiting for {_peers(missing)} more"
             case "handing_over", {"heirs": int(heirs)}:
                 return _handing_over(heirs)
             case "handed_over", {"round": int(round_index)}:
@@ -181,6 +185,18 @@ def _history(num_others: int, *, is_named: bool) -> str:
         "swarm lived through: whoever has the founder's key could have written another. A fresh "
         "invite link from somebody you trust names a seal of the right one"
     )
+
+
+def _waiting(missing: int, *, has_terminal: bool) -> str:
+    how = "Enter starts at once" if has_terminal else "the option --alone starts at once"
+    return (
+        f"round 1 waits until {_peers(missing)} more {'has' if missing == 1 else 'have'} joined "
+        f"(start_with in node.toml); {how}"
+    )
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"
 
 
 def _handing_over(heirs: int) -> str:

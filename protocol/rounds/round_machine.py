@@ -15,6 +15,7 @@ to seal, and the order in which the rules are asked. The rules are in the other 
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, assert_never
 
@@ -207,6 +208,13 @@ class RoundMachine:
     def wakeup_s(self) -> float:
         """The monotonic time at which a Tick is due, if no event comes before."""
         return self._agenda.wakeup_s
+
+    def seats_awaited(self, now_s: float) -> int:
+        """For how many joiners more a founder holds its first COMMIT, or will once it is ready."""
+        view, config = self.standing.base, self.config
+        if not view.is_member or view.own.commit or not waits_for_seats(view, config, now_s):
+            return 0
+        return config.wait_seats - len(view.seats.proven)
 
     def holds_commit(self, view: RoundView, now_s: float) -> bool:
         """Whether the own COMMIT, which is ready, is held for joiners: the first one of a founder
@@ -849,6 +857,8 @@ class RoundMachine:
                 self._silence.woke()
             case ev.StatusHeard(peer=peer, round=round_index):
                 self._silence.status(peer, round_index)
+            case ev.StartNow():
+                self.config = replace(self.config, wait_seats=0)
             case ev.EndTimePassed() | ev.Tick() | ev.CellsArrived():
                 self._is_past_end |= isinstance(event, ev.EndTimePassed)
             case _:

@@ -69,7 +69,7 @@ class LocalOptions:
     train_s: float = 0.5
     """Seconds of made-up training per round."""
 
-    wait_seats_s: float = 12.0
+    start_within_s: float = 12.0
     """So long the founder waits for the seats of the others with its first round."""
 
     security: str = "tls"
