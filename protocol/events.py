@@ -532,6 +532,16 @@ class BytesArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class BytesGiven:
+    """A peer has read bulk bytes that this node sent it; told now and then during a transfer of a
+    state, or of a result. `subject` is what they belong to."""
+
+    peer: PeerId
+    bulk: Bulk
+    subject: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SeatProven:
     """The own proof for a SEAT on `basis`, and the join puzzle's work; answers ProveSeat."""
 
@@ -558,6 +568,7 @@ LocalEvent = (
     | Unlinked
     | Overdrawn
     | BytesArrived
+    | BytesGiven
     | SeatProven
     | FetchEvent
     | TrainerReady

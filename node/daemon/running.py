@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TextIO
 
 import trio
@@ -195,8 +196,12 @@ async def _linger(driver: Driver, linger_s: float) -> None:
     """
     is_resumed = driver.was_finished
     lingering = Lingering(driver.core, now_s=trio.current_time(), is_resumed=is_resumed)
-    with trio.move_on_after(linger_s):
-        while lingering.is_needed(trio.current_time()):
+    ends_s = trio.current_time() + linger_s
+    while lingering.is_needed(now_s := trio.current_time()):
+        if now_s >= ends_s and not lingering.is_giving(now_s):
+            return
+        # Whoever takes a state is looked at with each event, and a heartbeat is one.
+        with trio.move_on_at(ends_s if now_s < ends_s else inf):
             await driver.changed()
 
 

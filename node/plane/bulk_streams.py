@@ -149,6 +149,11 @@ TOLD_EVERY_S = 0.25
 """The core hears of what arrives at most so often: its rules are asked each time."""
 
 
+GIVEN_EVERY_S = 1.0
+"""Seconds between two words about one transfer to a peer that takes a state or a result."""
+
+GIVEN = bulk.IS_SERVED | {Bulk.RESULT}
+
 READ_AHEAD = 1
 """Cells of a stream, or some that came together, behind those that are checked and kept, and before
 those that are read."""
@@ -515,7 +520,7 @@ class BulkStreams:
     ) -> int:
         """How many bytes of payload the taker has now."""
         num_bytes, meter, serving = 0, Meter(self._pace(push.to)), self._serving
-        before = None
+        before, told_s = None, trio.current_time()
         if push.bulk is Bulk.STATE:
             meter = Meter(self._pace(push.to), gives_way=lambda: serving.gives_way)
             before = serving.turns()
@@ -535,13 +540,24 @@ class BulkStreams:
                         if not is_limited and meter.is_rest(num_left * len(items[0].payload)):
                             is_sent()
                         await send_items(stream, items, meter, scope, pause)
+                        told_s = await self._tell_given(push, told_s)
                 is_sent()
                 # It is under way until the taker has it: the system's buffers hold a round's bytes.
                 while meter.under_way:
                     await await_through(stream, meter, scope)
+                    told_s = await self._tell_given(push, told_s)
             finally:
                 await stream.aclose()
         return num_bytes
+
+    async def _tell_given(self, push: ev.Push, told_s: float) -> float:
+        """That more of a state or result was read, now and then: it may take long (R11). When that
+        was told last."""
+        now_s = trio.current_time()
+        if now_s < told_s + GIVEN_EVERY_S or push.bulk not in GIVEN:
+            return told_s
+        await self._owner.tell(ev.BytesGiven(push.to, push.bulk, push.subject))
+        return now_s
 
     # In -----------------------------------------------------------------------------------------
 

@@ -89,10 +89,8 @@ class PeopleLog:
                 self._is_seated = False
                 taken = "the only seat is" if seats == 1 else f"all {seats} seats are"
                 return f"{taken} taken, in turns: follows the rounds until one is free"
-            case "waiting_for_peers", {"missing": int(missing), "has_terminal": bool(has_terminal)}:
-                return _waiting(missing, has_terminal=has_terminal)
-            case "starts_without", {"missing": int(missing)}:
-                return f"starts without waiting for {_peers(missing)} more"
+            case "waiting_for_peers" | "starts_without", {"missing": int(missing)}:
+                return _waiting(missing, fields.get("has_terminal"))
             case "handing_over", {"heirs": int(heirs)}:
                 return _handing_over(heirs)
             case "handed_over", {"round": int(round_index)}:
@@ -187,7 +185,10 @@ def _history(num_others: int, *, is_named: bool) -> str:
     )
 
 
-def _waiting(missing: int, *, has_terminal: bool) -> str:
+def _waiting(missing: int, has_terminal: Field) -> str:
+    """Of a founder; `has_terminal` is None once it starts all the same."""
+    if has_terminal is None:
+        return f"starts without waiting for {_peers(missing)} more"
     how = "Enter starts at once" if has_terminal else "the option --alone starts at once"
     return (
         f"round 1 waits until {_peers(missing)} more {'has' if missing == 1 else 'have'} joined "
