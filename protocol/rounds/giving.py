@@ -6,9 +6,10 @@ gives a state does not go more than one round ahead of it, and does not end the 
 own COMMIT while the taker makes progress. Progress is what this node sees itself: the taker asks
 it for cells, or has read what it sent. What a taker says of itself counts for nothing.
 
-What that may cost is bounded, whatever a taker does: one cap of the deadline for each taker and
-era, before it has a seat, and one as a member. In open runs, where keys cost nothing, it is one cap
-for all of them together, of which a twentieth of the time comes back. And nobody holds its COMMIT
+What that may cost is bounded, whatever a taker does: one cap for each taker and era before it has a
+seat, and one as a member. The cap is that of the deadline, and among friends what the state takes
+on the slowest line that anybody waits for. In open runs, where keys cost nothing, it is one cap for
+all of them together, of which a twentieth of the time comes back. And nobody holds its COMMIT
 for longer than half a deadline once a quorum has committed: who sees a taker alone is listed with
 the others. Pure.
 """
@@ -19,7 +20,10 @@ from dataclasses import dataclass, field
 from protocol import limits
 from protocol.identity import PeerId
 from protocol.rounds.lapses import DEADLINE_SHARE
-from protocol.rounds.round_view import RoundView
+from protocol.rounds.round_view import RoundConfig, RoundView
+
+SLOWEST_LINE = 250_000
+"""Bytes per second, 2 Mbit/s: who has a slower line than that comes when it is through."""
 
 STILL_S = 30.0
 """Seconds without progress after which nobody waits for a taker: three of them share a line of 1
@@ -81,6 +85,13 @@ class Ending:
 
     last: int
     is_now: bool = False
+
+
+def taking_cap_s(config: RoundConfig) -> float:
+    """What each taker may cost in an era; in open runs all of them together."""
+    if config.trust == "open":
+        return config.deadline_cap_s
+    return config.deadline_cap_s + sum(config.cell_sizes.state) / SLOWEST_LINE
 
 
 @dataclass(slots=True)

@@ -65,7 +65,7 @@ from protocol.rounds.agreement import (
 )
 from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.chain import certify, seal_value
-from protocol.rounds.giving import Ending, Giving
+from protocol.rounds.giving import Ending, Giving, taking_cap_s
 from protocol.rounds.lapses import Courtesy, Idlers, LearnedDeadline, note_lapses
 from protocol.rounds.reducers import Rates
 from protocol.rounds.restart import Restart, Silence, own_seal, recall_results, refill
@@ -111,7 +111,7 @@ class RoundMachine:
         self.proofs = Proofs(self.rates)
         self._is_past_end = False
         self.courtesy = Courtesy()
-        self.giving = Giving(config.deadline_cap_s, is_open=config.trust == "open")
+        self.giving = Giving(taking_cap_s(config), is_open=config.trust == "open")
         self.idlers = Idlers()
         self._agenda = Agenda(now_s)
         self._restart: Restart | None = None

@@ -17,11 +17,13 @@ from protocol.rounds.giving import (
     LOOK_S,
     PROOF_S,
     SHORT_ROUND,
+    SLOWEST_LINE,
     STILL_S,
     TAKERS_MAX,
     WORK_TIMES,
     Ending,
     Giving,
+    taking_cap_s,
 )
 from protocol.rounds.lapses import DEADLINE_SHARE
 from protocol.rounds.round_view import RoundView
@@ -172,6 +174,13 @@ def test_each_taker_costs_at_most_one_cap_in_an_era_even_if_it_comes_again():
     assert holds(giving, view_of(head=HEAD + 50), now_s), "another taker has its own"
     giving.gave(TAKER, ERA_OF_TAKERS, now_s)
     assert holds(giving, view_of(head=ERA_OF_TAKERS + 1), now_s), "a new era"
+
+
+def test_cap_grows_with_the_state_among_friends_alone():
+    sizes = replace(builders.CONFIG.cell_sizes, state=(SLOWEST_LINE,) * 100)
+    config = replace(builders.CONFIG, cell_sizes=sizes)
+    assert taking_cap_s(config) == config.deadline_cap_s + 100.0
+    assert taking_cap_s(replace(config, trust="open")) == config.deadline_cap_s
 
 
 def test_hundred_who_take_at_once_cost_what_one_does():
