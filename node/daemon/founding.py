@@ -39,7 +39,7 @@ async def wait_for_peers(driver: Driver, log: EventLog, enter: Enter | None) -> 
             if awaited != said or trio.current_time() >= again_s:
                 said = awaited
                 again_s = inf if enter is not None else trio.current_time() + SAY_EVERY_S
-                log.emit("waiting_for_peers", missing=awaited, has_terminal=enter is not None)
+                log.emit("waiting_for_peers", peers=awaited, has_terminal=enter is not None)
             with trio.move_on_at(again_s):
                 await driver.changed()
         nursery.cancel_scope.cancel()
@@ -51,7 +51,7 @@ def _num_awaited(driver: Driver) -> int:
 
 async def _start_at(enter: Enter, driver: Driver, log: EventLog) -> None:
     await enter()
-    log.emit("starts_without", missing=_num_awaited(driver))
+    log.emit("starts_without", peers=_num_awaited(driver))
     await driver.tell(ev.StartNow())
 
 

@@ -89,8 +89,8 @@ class PeopleLog:
                 self._is_seated = False
                 taken = "the only seat is" if seats == 1 else f"all {seats} seats are"
                 return f"{taken} taken, in turns: follows the rounds until one is free"
-            case "waiting_for_peers" | "starts_without", {"missing": int(missing)}:
-                return _waiting(missing, fields.get("has_terminal"))
+            case "waiting_for_peers" | "starts_without" | "holding", {"peers": int(count)}:
+                return _waiting(event, count, fields)
             case "handing_over", {"heirs": int(heirs)}:
                 return _handing_over(heirs)
             case "handed_over", {"round": int(round_index)}:
@@ -185,14 +185,16 @@ def _history(num_others: int, *, is_named: bool) -> str:
     )
 
 
-def _waiting(missing: int, has_terminal: Field) -> str:
-    """Of a founder; `has_terminal` is None once it starts all the same."""
-    if has_terminal is None:
-        return f"starts without waiting for {_peers(missing)} more"
-    how = "Enter starts at once" if has_terminal else "the option --alone starts at once"
+def _waiting(event: str, count: int, fields: dict[str, Field]) -> str:
+    """For how many peers a round waits, or a founder that has started does not."""
+    if event == "starts_without":
+        return f"starts without waiting for {_peers(count)} more"
+    if event == "holding":
+        return f"round {fields.get('round')} waits for {_peers(count)} fetching the state from here"
+    how = "Enter starts" if fields.get("has_terminal") else "the option --alone starts"
     return (
-        f"round 1 waits until {_peers(missing)} more {'has' if missing == 1 else 'have'} joined "
-        f"(start_with in node.toml); {how}"
+        f"round 1 waits until {_peers(count)} more {'has' if count == 1 else 'have'} joined "
+        f"(start_with in node.toml); {how} at once"
     )
 
 

@@ -147,6 +147,10 @@ class Giving:
             for peer, taker in self._takers.items()
         )
 
+    def num_held_for(self, basis: bytes) -> int:
+        """For how many takers the COMMIT of that round was held at the last look."""
+        return len(self._held_for) if self._held == basis else 0
+
     def holds(self, view: RoundView, ending: Ending, *, deadline_s: float, now_s: float) -> bool:
         """Whether the own COMMIT of that round, which is ready, is to be held still."""
         if not (self._takers or self._held):

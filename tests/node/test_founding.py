@@ -74,7 +74,7 @@ class Said:
         self.events: list[tuple[str, Field]] = []
 
     def emit(self, event: str, **fields: Field) -> None:
-        self.events.append((event, fields["missing"]))
+        self.events.append((event, fields["peers"]))
 
 
 async def waiting(machine: RoundMachine, enter: Enter | None, for_s: float) -> Said:
