@@ -33,8 +33,8 @@ PROOF_S = 3.0
 """Seconds in which a joiner that has the state proves its seat. An observer never does."""
 
 WORK_TIMES = 2.0
-"""A member that has the state is awaited for so many times what this node's work took: it has its
-own still to do."""
+"""A member that has the state while a COMMIT is held for it is awaited for so many times what this
+node's work took: it has its own still to do."""
 
 LOOK_S = 1.0
 """Seconds between two looks at the takers while a COMMIT is held."""
@@ -205,8 +205,12 @@ class Giving:
             return False
         if now_s > taker.heard_s + view.config.grace_s:
             return False  # It is silent for as long as makes a member suspected.
+        if taker.here_s < math.inf and is_member:
+            # Who was here before this node was ready works at its usual pace.
+            was_late = taker.here_s > view.times.started_s + took_s
+            return was_late and now_s < taker.here_s + max(PROOF_S, WORK_TIMES * took_s)
         if taker.here_s < math.inf:
-            return now_s < taker.here_s + max(PROOF_S, WORK_TIMES * took_s * is_member)
+            return now_s < taker.here_s + PROOF_S
         return now_s < taker.moved_s + STILL_S
 
     def _is_spent(self, peer: PeerId, *, is_member: bool) -> bool:

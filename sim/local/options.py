@@ -149,6 +149,13 @@ class LocalOptions:
                 check_signal(f"--chaos {kind}", "SIGSTOP")
 
     @property
+    def exchange_s(self) -> float:
+        """What the line of a node takes at most for what a round moves: two bytes of a part and two
+        of a result per parameter, to each of the others."""
+        rate = self.shape.bits_per_s if self.shape is not None else None
+        return 0.0 if rate is None else 8 * 4 * self.elements * (self.peers - 1) / rate
+
+    @property
     def needs_shaper(self) -> bool:
         """Whether there is a proxy between the nodes."""
         return self.shape is not None or any(kind in NEEDS_SHAPER for kind in self.kinds)

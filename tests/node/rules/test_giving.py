@@ -126,10 +126,18 @@ def test_member_that_has_the_state_is_awaited_for_twice_what_the_own_work_took()
     giving, view, took_s = Giving(CAP_S), view_of(ME, OTHER, TAKER), 10.0
     giving.gave(TAKER, HEAD, took_s)
     assert holds(giving, view, took_s)
-    for now_s in range(int(took_s), int(took_s + WORK_TIMES * took_s)):
-        giving.told(TAKER, 0, now_s)
-        assert holds(giving, view, now_s)
-    assert not holds(giving, view, took_s + WORK_TIMES * took_s)
+    here_s = took_s + 1.0
+    for number in range(int(WORK_TIMES * took_s)):
+        giving.told(TAKER, 0, here_s + number)
+        assert holds(giving, view, here_s + number)
+    assert not holds(giving, view, here_s + WORK_TIMES * took_s)
+
+
+def test_member_that_had_the_state_before_this_node_was_ready_holds_nothing():
+    giving = Giving(CAP_S)
+    giving.gave(TAKER, HEAD, 1.0)
+    giving.told(TAKER, 0, 2.0)
+    assert not holds(giving, view_of(ME, OTHER, TAKER), 10.0)
 
 
 def test_taker_has_one_cap_before_its_seat_and_one_behind_it():
