@@ -71,10 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of the trainer")
     parser.add_argument("--device", default=DEVICE_DEFAULT, help="where the trainer computes")
     parser.add_argument(
-        "--wait-seats", type=int, default=0, help="number of joiners that the founder waits for"
+        "--start-with", type=int, default=1, help="peers, itself included, a founder waits for"
     )
     parser.add_argument(
-        "--wait-seats-s", type=float, default=12.0, help="how many seconds it waits for them"
+        "--start-within-s", type=float, default=0.0, help="seconds it waits for them; 0: no limit"
     )
     parser.add_argument(
         "--validate-every",
@@ -126,8 +126,8 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
         model_file=arguments.model_file,
         threads=arguments.threads,
         device=arguments.device,
-        wait_seats=arguments.wait_seats,
-        wait_seats_s=arguments.wait_seats_s,
+        start_with=arguments.start_with,
+        start_within_s=arguments.start_within_s,
         validate_every=arguments.validate_every,
         validation_share=arguments.validation_share,
         is_observer=arguments.observer,

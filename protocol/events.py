@@ -328,6 +328,11 @@ class EndTimePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class StartNow:
+    """The founder's user does not wait for more peers: the first round is to begin (R11)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -344,6 +349,7 @@ LocalRoundEvent = (
     | Woke
     | StatusHeard
     | EndTimePassed
+    | StartNow
     | Tick
 )
 RoundEvent = Heard | LocalRoundEvent
@@ -526,6 +532,16 @@ class BytesArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class BytesGiven:
+    """A peer has read bulk bytes that this node sent it; told now and then during a transfer of a
+    state, or of a result. `subject` is what they belong to."""
+
+    peer: PeerId
+    bulk: Bulk
+    subject: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SeatProven:
     """The own proof for a SEAT on `basis`, and the join puzzle's work; answers ProveSeat."""
 
@@ -552,6 +568,7 @@ LocalEvent = (
     | Unlinked
     | Overdrawn
     | BytesArrived
+    | BytesGiven
     | SeatProven
     | FetchEvent
     | TrainerReady

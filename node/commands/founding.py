@@ -175,16 +175,30 @@ def run(
         bool,
         typer.Option("--new", help="Found a new run even if this file has already founded one."),
     ] = False,
+    start_with: Annotated[
+        int | None,
+        typer.Option(
+            "--start-with",
+            help="Number of peers, this node included, to wait for before round 1 ends.",
+            show_default="2, or as node.toml says",
+        ),
+    ] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Wait for no other peer; same as --start-with 1.")
+    ] = False,
     telling: TellingOptions,
 ) -> None:
     """Found the run that a run.toml describes, or continue it, in the foreground until Ctrl+C or
-    the end of the run.
+    the end of the run. A new run waits for a second peer; Enter starts it at once.
     """
     with handling(end_at_once):
         # It loads libp2p, which takes a second.
         from node.daemon.foreground import run_file_in_foreground
 
-        end_now(run_file_in_foreground(_start(node, telling), file, is_new=new))
+        if alone and start_with not in (None, 1):
+            raise typer.BadParameter("--alone waits for nobody; give one of them")
+        start = _start(node, telling, start_with=1 if alone else start_with)
+        end_now(run_file_in_foreground(start, file, is_new=new))
 
 
 @app.command()

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 
 import trio
@@ -195,8 +196,8 @@ def _solves_puzzle(node: Node) -> Callable[[], Awaitable[bytes]] | None:
 def _round_config(node: Node) -> RoundConfig:
     return replace(
         round_config(node.signed.manifest, SHARD),
-        wait_seats=node.config.wait_seats,
-        wait_seats_s=node.config.wait_seats_s,
+        wait_seats=node.config.start_with - 1,
+        wait_seats_s=node.config.start_within_s or inf,
         without=node.hooks.without,
         bend=node.hooks.said,
     )

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from node.daemon.assembly import Node
+from node.daemon.founding import enter_key
 from node.daemon.running import RunContext, run_node
 from node.peers.departure import Departure
 from node.peers.joining import Target, join_patiently, join_run
@@ -175,7 +176,10 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
                 text = _OTHER_KEY.format(file=start.state / KEY_FILE)
                 log.emit("warning", key="identity", text=text)
             around = RunContext(
-                departure=departure, board=board, num_lost_lines=lambda: logs.num_lost
+                departure=departure,
+                board=board,
+                num_lost_lines=lambda: logs.num_lost,
+                enter=enter_key(),
             )
             await run_node(node, around)
     except* (BarnraiseError, OSError) as group:

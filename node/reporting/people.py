@@ -89,6 +89,8 @@ class PeopleLog:
                 self._is_seated = False
                 taken = "the only seat is" if seats == 1 else f"all {seats} seats are"
                 return f"{taken} taken, in turns: follows the rounds until one is free"
+            case "waiting_for_peers" | "starts_without" | "holding", {"peers": int(count)}:
+                return _waiting(event, count, fields)
             case "handing_over", {"heirs": int(heirs)}:
                 return _handing_over(heirs)
             case "handed_over", {"round": int(round_index)}:
@@ -183,6 +185,23 @@ def _history(num_others: int, *, is_named: bool) -> str:
         "swarm lived through: whoever has the founder's key could have written another. A fresh "
         "invite link from somebody you trust names a seal of the right one"
     )
+
+
+def _waiting(event: str, count: int, fields: dict[str, Field]) -> str:
+    """For how many peers a round waits, or a founder that has started does not."""
+    if event == "starts_without":
+        return f"starts without waiting for {_peers(count)} more"
+    if event == "holding":
+        return f"round {fields.get('round')} waits for {_peers(count)} fetching the state from here"
+    how = "Enter starts" if fields.get("has_terminal") else "the option --alone starts"
+    return (
+        f"round 1 waits until {_peers(count)} more {'has' if count == 1 else 'have'} joined "
+        f"(start_with in node.toml); {how} at once"
+    )
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"
 
 
 def _handing_over(heirs: int) -> str:

@@ -386,10 +386,10 @@ class NodeFile(Section):
     """threads for hashing and sums; each takes a core while it works"""
     device: str = DEVICE_DEFAULT
     """where to train: "auto", "cuda", "mps" or "cpu" """
-    wait_seats: int = 0
-    """a founder waits for so many joiners with its first round,"""
-    wait_seats_s: float = 12.0
-    """at most so many seconds"""
+    start_with: int = 2
+    """a founder waits with its first round for so many peers, itself included,"""
+    start_within_s: float = 0.0
+    """at most so many seconds; 0: for as long as it takes"""
     validate_every: int = 1
     """rounds between looks at held-out text, when nothing else is to do; 0: never"""
     validation_share: float = VALIDATION_SHARE_DEFAULT

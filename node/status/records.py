@@ -25,6 +25,7 @@ FAULTS_KEPT = 20
 State = Literal[
     "starting",
     "syncing",
+    "waiting for peers",
     "training",
     "committed",
     "pushing",
@@ -33,6 +34,7 @@ State = Literal[
     "finished",
 ]
 """What the node is at: `syncing` follows the run without a seat, or takes over a later state;
+`waiting for peers` holds its contribution for them: the first one, or while they fetch the state;
 `committed` has handed its contribution in; `pushing` sends its parts to the reducers; `certified`
 sums a LIST that a quorum voted for."""
 

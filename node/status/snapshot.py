@@ -246,6 +246,11 @@ def node_state(sources: StatusSources) -> State:
         return "syncing"
     if core.machine.standing.head.value.clock.ends_run:
         return "waiting for quorum"
+    if view.own.contribution is not None and not view.own.commit:
+        machine = core.machine
+        is_held = machine.giving.num_held_for(view.basis) > 0
+        if is_held or machine.seats_awaited(view.times.started_s):
+            return "waiting for peers"
     if view.own.commit and not (view.is_provisional or view.has_quorum(reachable_voters(view))):
         return "waiting for quorum"
     phase = board.phase

@@ -30,6 +30,7 @@ STALE_S = 5.0
 _STATE_STYLES = {
     "starting": "yellow",
     "syncing": "yellow",
+    "waiting for peers": "yellow",
     "waiting for quorum": "yellow",
     "finished": "cyan",
 }

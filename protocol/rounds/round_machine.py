@@ -15,6 +15,7 @@ to seal, and the order in which the rules are asked. The rules are in the other 
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, assert_never
 
@@ -64,6 +65,7 @@ from protocol.rounds.agreement import (
 )
 from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.chain import certify, seal_value
+from protocol.rounds.giving import Ending, Giving, taking_cap_s
 from protocol.rounds.lapses import Courtesy, Idlers, LearnedDeadline, note_lapses
 from protocol.rounds.reducers import Rates
 from protocol.rounds.restart import Restart, Silence, own_seal, recall_results, refill
@@ -109,6 +111,7 @@ class RoundMachine:
         self.proofs = Proofs(self.rates)
         self._is_past_end = False
         self.courtesy = Courtesy()
+        self.giving = Giving(taking_cap_s(config), is_open=config.trust == "open")
         self.idlers = Idlers()
         self._agenda = Agenda(now_s)
         self._restart: Restart | None = None
@@ -208,12 +211,31 @@ class RoundMachine:
         """The monotonic time at which a Tick is due, if no event comes before."""
         return self._agenda.wakeup_s
 
+    def seats_awaited(self, now_s: float) -> int:
+        """For how many joiners more a founder holds its first COMMIT, or will once it is ready."""
+        view, config = self.standing.base, self.config
+        if not view.is_member or view.own.commit or not waits_for_seats(view, config, now_s):
+            return 0
+        return config.wait_seats - len(view.seats.proven)
+
     def holds_commit(self, view: RoundView, now_s: float) -> bool:
         """Whether the own COMMIT, which is ready, is held for joiners: the first one of a founder
-        that waits for them, or one of a short round (R11)."""
+        that waits for them, one of a short round, or one that would go too far ahead (R11)."""
         if waits_for_seats(view, self.config, now_s):
             return True
-        return self.courtesy.holds(view, self._deadline.seconds(), now_s)
+        deadline_s = self._deadline.seconds()
+        if self.courtesy.holds(view, deadline_s, now_s):
+            return True
+        if view.me in self._left:
+            return False  # It goes, and hands its vote over.
+        return self.giving.holds(view, self._ending(view), deadline_s=deadline_s, now_s=now_s)
+
+    def _ending(self, view: RoundView) -> Ending:
+        """When the run ends, if the round lists what its members usually give."""
+        clock, mine = self.config.clock, view.own.contribution
+        expected = len(view.members) * (mine.tokens if mine is not None else 0)
+        has_tokens = 0 < clock.tokens <= view.seals.head.clock.tokens + expected
+        return Ending(clock.rounds, is_now=has_tokens or self._is_past_end)
 
     def ended_on(self, basis: bytes) -> RoundView | None:
         """A round that is sealed, of which what comes late is still told (R1)."""
@@ -762,7 +784,8 @@ class RoundMachine:
                 break
             actions += due
         opens_s = self.view.times.started_s + self.config.wait_seats_s
-        others_s = (opens_s, self.courtesy.until_s, self._reach.due_s, *self._due_beside(now_s))
+        holds_s = (self.courtesy.until_s, self.giving.until_s)
+        others_s = (opens_s, *holds_s, self._reach.due_s, *self._due_beside(now_s))
         self._agenda.settle(self.view, self._deadline, others_s=others_s, now_s=now_s)
         if self.is_held:
             self._agenda.disturb()  # The rules were not asked.
@@ -849,6 +872,8 @@ class RoundMachine:
                 self._silence.woke()
             case ev.StatusHeard(peer=peer, round=round_index):
                 self._silence.status(peer, round_index)
+            case ev.StartNow():
+                self.config = replace(self.config, wait_seats=0)
             case ev.EndTimePassed() | ev.Tick() | ev.CellsArrived():
                 self._is_past_end |= isinstance(event, ev.EndTimePassed)
             case _:

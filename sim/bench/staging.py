@@ -44,7 +44,7 @@ from training.compression import CODECS
 TRAINER = "sim.bench.trainer"
 PROFILED_NODE_COMMAND = (sys.executable, "-P", "-m", "sim.bench.sampling")
 
-WAIT_SEATS_S = 120.0
+START_WITHIN_S = 120.0
 """Four nodes with 10^8 elements have four rounds behind them after 75 s on two cores. Of a founder
 that goes on before the others have seats, they would run after the head."""
 
@@ -88,7 +88,7 @@ class BenchOptions:
             seed=seed,
             train_s=self.train_s,
             security=self.security,
-            wait_seats_s=WAIT_SEATS_S,
+            start_within_s=START_WITHIN_S,
             trainer_module=TRAINER,
             trainer_words=words,
             node_command=PROFILED_NODE_COMMAND if self.is_profiled else NODE_COMMAND,

@@ -47,7 +47,7 @@ from sim.processes.sitting import (
 VALIDATIONS = 40
 """Points of a node's curve: each costs the time of some three inner steps."""
 
-WAIT_SEATS_S = 60.0
+START_WITHIN_S = 60.0
 """How long the founder waits for the others. Where cores are free they are there in seconds."""
 
 
@@ -89,7 +89,7 @@ class Stage:
         line += ["--validate-every", str(max(1, options.rounds // VALIDATIONS)), "--events"]
         line += ["--validation-share", "1"]
         if bootstrap is None:
-            line += ["--wait-seats", str(options.peers - 1), "--wait-seats-s", str(WAIT_SEATS_S)]
+            line += ["--start-with", str(options.peers), "--start-within-s", str(START_WITHIN_S)]
         else:
             line += ["--bootstrap", bootstrap]
         for switch in options.switches_for(is_late=node.role == "latecomer"):

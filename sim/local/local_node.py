@@ -118,8 +118,8 @@ class LocalNode:
         for address in self.bootstrap:
             line += ["--bootstrap", address]
         if not self.bootstrap:
-            line += ["--wait-seats", str(options.peers - 1)]
-            line += ["--wait-seats-s", str(options.wait_seats_s)]
+            line += ["--start-with", str(options.peers)]
+            line += ["--start-within-s", str(options.start_within_s)]
         if options.trainer == "made-up":
             words = [sys.executable, "-P", "-m", options.trainer_module]
             words += ["--seed", str(options.seed), "--name", self.name]

@@ -69,7 +69,7 @@ class LocalOptions:
     train_s: float = 0.5
     """Seconds of made-up training per round."""
 
-    wait_seats_s: float = 12.0
+    start_within_s: float = 12.0
     """So long the founder waits for the seats of the others with its first round."""
 
     security: str = "tls"
@@ -147,6 +147,13 @@ class LocalOptions:
                 raise ConfigError(f"--chaos {kind}: only Linux tells whose a connection is")
             if kind in NEEDS_SIGNALS:
                 check_signal(f"--chaos {kind}", "SIGSTOP")
+
+    @property
+    def exchange_s(self) -> float:
+        """What the line of a node takes at most for what a round moves: two bytes of a part and two
+        of a result per parameter, to each of the others."""
+        rate = self.shape.bits_per_s if self.shape is not None else None
+        return 0.0 if rate is None else 8 * 4 * self.elements * (self.peers - 1) / rate
 
     @property
     def needs_shaper(self) -> bool:

@@ -305,6 +305,7 @@ class Transfer:
     """
 
     __slots__ = (
+        "given_s",
         "header",
         "is_over",
         "items",
@@ -321,6 +322,8 @@ class Transfer:
         self.wait_s = -1.0
         self.timed_s = begin_s
         """Until when its bytes were timed; at first, when they began to arrive."""
+        self.given_s = begin_s
+        """When its sender was told last that they are read."""
         self.is_over = False
 
 

@@ -80,7 +80,7 @@ async def sent(items: list[Item]) -> bytes:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(takes)
             with trio.CancelScope() as scope:
-                await send_items(near, items, fast(), scope, None)
+                await send_items(near, items, fast(), scope, None, trio.lowlevel.checkpoint)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
     return bytes(taken)

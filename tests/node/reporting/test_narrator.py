@@ -9,6 +9,7 @@ from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator
 from node.status.board import EventLog
 from protocol.catching_up.catchup import Progress
 from protocol.identity import KeyedHashSigner
+from protocol.rounds.giving import Giving
 from protocol.rounds.restart import Restart
 from protocol.rounds.round_machine import RoundMachine
 from tests.node.builders import CONFIG, head_of, peers_named, view_of
@@ -70,6 +71,21 @@ async def test_founder_whose_seals_are_lost_is_told_unless_rounds_go_by(autojump
         await trio.sleep(FORGOTTEN_S)
     assert len(texts) == 1
     assert "barnraise export" in texts[0]
+
+
+async def test_hold_for_takers_is_told_once_in_a_round_if_it_lasts(autojump_clock, monkeypatch):
+    events: list[str] = []
+    log = EventLog(None, 0.0, (SimpleNamespace(emit=lambda event, **_: events.append(event)),))
+    narrator = Narrator(log)
+    machine = RoundMachine(CONFIG, KeyedHashSigner(A), head_of([A]), now_s=0.0)
+    held = {machine.view.basis: 1}
+    monkeypatch.setattr(Giving, "num_held_for", lambda _, basis: held.get(basis, 0))
+    narrator.holding(machine)
+    assert not events, "it may be over in a moment"
+    for _ in range(3):
+        await trio.sleep(PROGRESS_S)
+        narrator.holding(machine)
+    assert events == ["holding"]
 
 
 async def test_whoever_can_still_be_told_is_not_warned(autojump_clock):
