@@ -135,7 +135,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         journal=journal,
         restart=replace(restart, begun=(fetched := PartialCells(folder)).begun),
         checkpoints=checkpoints,
-        states=replace(_state_parts(node, store, journal, fetched), work=desk),
+        states=replace(_state_parts(node, store, journal, fetched, checkpoints), work=desk),
         hooks=node.hooks,
         folder=folder,
         trace=node.trace,
@@ -269,10 +269,13 @@ def _entry_exchange(node: Node, folder: Path, driver: Driver, parts: DriverParts
 
 
 def _state_parts(
-    node: Node, store: ShardStore, journal: FileJournal, fetched: PartialCells
+    node: Node,
+    store: ShardStore,
+    journal: FileJournal,
+    fetched: PartialCells,
+    checkpoints: Checkpoints,
 ) -> StateParts:
-    manifest = node.signed.manifest
-    folder = run_folder(node.config.state, manifest.digest) / CHECKPOINTS_FOLDER
+    manifest, folder = node.signed.manifest, checkpoints.folder
     return StateParts(
         gathered=Gathered(store, journal, fetched),
         served=Served(store, journal, checkpoint_finder(folder, store, manifest)),
@@ -280,6 +283,7 @@ def _state_parts(
         line=LineLimits(
             node.config.up_mbit * BYTES_PER_MBIT, node.config.down_mbit * BYTES_PER_MBIT
         ),
+        on_fetch=checkpoints.fetched,
     )
 
 

@@ -10,6 +10,7 @@ out and when, with which weights training goes on meanwhile, what becomes of an 
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import SupportsFloat
 
@@ -32,7 +33,14 @@ from training.channel.exchange import (
     Turn,
     grade_of,
 )
-from training.compression import Codec, Encodes, join_cells, make_codec, make_feedback
+from training.compression import (
+    Codec,
+    Encodes,
+    HearsSums,
+    join_cells,
+    make_codec,
+    make_feedback,
+)
 from training.device.inner import apply_gradient, optimizer_tensors
 from training.loop.device_encoding import encoder_on
 from training.loop.inner_state import (
@@ -200,7 +208,8 @@ class DiLoCo:
         if self._clock.round in self._left:
             return self.resume()
         rate_step = self._rate_step
-        apply_gradient(self._model, self._inner_optimizer, self._manifest, rate_step)
+        with self._updating():
+            apply_gradient(self._model, self._inner_optimizer, self._manifest, rate_step)
         self._method.after_step(rate_step)
         self._local_step += 1
         self._watcher.after_step(self._local_step)
@@ -209,6 +218,9 @@ class DiLoCo:
         self._loss_total += float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         due = self._due(self._local_step)
         outcome = None
+        if due.begin:
+            # Of no more use: the drift needs as much memory, and the next step makes new ones.
+            self._inner_optimizer.zero_grad(set_to_none=True)
         for fragment in due.begin:
             outcome = self._begin(fragment, is_joined=fragment in due.join)
             outcome = self._proceed() or outcome
@@ -288,7 +300,13 @@ class DiLoCo:
     def _begin(self, fragment: int, *, is_joined: bool) -> Outcome | None:
         """Hand over what drifted; first, where that `is_joined`, take the round before over."""
         local_N = read_fragment(self._model, self._shard, fragment)
-        drift_N = self._ahead.get(fragment, self._anchors[fragment]) - local_N
+        sent_N = self._method.sent_weights(local_N)
+        drift_N = np.subtract(
+            self._ahead.get(fragment, self._anchors[fragment]),
+            local_N,
+            out=local_N if sent_N is None else None,
+        )
+        del local_N
         if not all_finite(drift_N):
             raise StateError(f"training diverged in round {self._clock.round}: weights not finite")
         self._method.record_drift(drift_N)
@@ -296,7 +314,10 @@ class DiLoCo:
         outcome = self._finish(fragment) if is_joined and fragment in self._pending else None
         feedback = self._feedback[fragment]
         lots = self._method.lots(self._clock.round)
-        encoded = feedback.encode(drift_N, lots=lots, grade=grade_of(self._exchange))
+        encoded = feedback.encode(
+            drift_N, lots=lots, grade=grade_of(self._exchange), hear=self._hears_sums()
+        )
+        del drift_N  # The residual has its memory.
         self._run_ahead(fragment, encoded.payloads)
         contribution = Contribution(
             fragment=fragment,
@@ -311,7 +332,7 @@ class DiLoCo:
         )
         self._keep(contribution)
         self._hand_over(contribution)
-        self._pending[fragment].sent_N = self._method.sent_weights(local_N)
+        self._pending[fragment].sent_N = sent_N
         return outcome
 
     def _run_ahead(self, fragment: int, payloads: Sequence[bytes]) -> None:
@@ -325,6 +346,14 @@ class DiLoCo:
     def _hand_over(self, contribution: Contribution) -> None:
         ticket = self._exchange.begin(contribution.fragment, contribution)
         self._pending[contribution.fragment] = Pending(self._clock.round, ticket)
+
+    def _updating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._inner_store is None else self._inner_store.updating()
+
+    def _hears_sums(self) -> HearsSums:
+        if self._inner_store is None:
+            return lambda _: None
+        return self._inner_store.sums(self._clock.round)
 
     def _keep(self, contribution: Contribution) -> None:
         # Before anybody hears of it: a process that begins anew must not contradict this one (R6).
@@ -344,6 +373,7 @@ class DiLoCo:
                 pending=tuple(one.round for one in self._pending.values() if not one.is_void),
                 notes=self._method.notes(),
                 basis=self._clock.basis,
+                roots=tuple(feedback.root for feedback in self._feedback),
             )
         )
 
