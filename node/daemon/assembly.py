@@ -30,7 +30,6 @@ from node.plane.hooks import NodeHooks
 from node.plane.served import Served, checkpoint_finder
 from node.plane.state_streams import StateParts
 from node.plane.work_desk import WorkDesk
-from node.processes.heap import give_back_free_memory
 from node.reporting.trace_file import NodeTrace
 from node.state.config import NodeConfig
 from node.state.folder import (
@@ -61,6 +60,7 @@ from training.files.durable import make_folder_durably
 from training.methods.presets import is_paced
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined
+from training.numeric.heap import give_back_free_memory
 
 SHARD = 0
 INNER_FOLDER = "inner"

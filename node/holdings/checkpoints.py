@@ -31,6 +31,7 @@ from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
 from training.channel.exchange import RunClock
 from training.files.state import (
+    CHECKPOINTS_KEPT,
     CheckpointMeta,
     ShardState,
     checkpoint_folders,
@@ -58,6 +59,9 @@ round in between. Fewer than the results that are kept (`limits.RESULT_ROUNDS_KE
 LARGE_BYTES = 32 * limits.MIB
 """States from this size on; smaller ones wear no disk, and are written as often as it takes them.
 """
+
+LARGE_KEPT = 2
+"""Checkpoints of large states: results are kept back to the older one."""
 
 Offer = tuple[SealCertificate, NDArray[np.float32], Mapping[str, NDArray[np.float32]]]
 
@@ -116,11 +120,15 @@ class Checkpoints:
 
     def _is_its_turn(self, certificate: SealCertificate, state: State) -> bool:
         since = self._written_round
-        num_bytes = sum(vector_N.nbytes for vector_N in (state.anchor_N, *state.slots.values()))
-        if since is None or num_bytes < self.large_bytes:
+        if since is None or not self._is_large(state.anchor_N, state.slots):
             return True
         # A round before the last one that was written is of a history that began anew.
         return not since <= certificate.value.round < since + ROUNDS_APART
+
+    def _is_large(
+        self, anchor_N: NDArray[np.float32], slots: Mapping[str, NDArray[np.float32]]
+    ) -> bool:
+        return anchor_N.nbytes + sum(slot_N.nbytes for slot_N in slots.values()) >= self.large_bytes
 
     def fetched(self, root: bytes) -> None:
         """Somebody fetches the state of that root: if it is the newest it is written, and then
@@ -205,9 +213,10 @@ class Checkpoints:
             anchors=tuple(anchor_N[span] for span in spans),
             slots=tuple({name: slots[name][span] for name in slots} for span in spans),
         )
-        if kept := keep_later(self.folder, meta.clock.round):
-            logger.warning("checkpoint of a later round set aside path=%s", kept)
-        path = save_checkpoint(self.folder, spec, state, meta)
+        if later := keep_later(self.folder, meta.clock.round):
+            logger.warning("checkpoint of a later round set aside path=%s", later)
+        kept = LARGE_KEPT if self._is_large(offer[1], offer[2]) else CHECKPOINTS_KEPT
+        path = save_checkpoint(self.folder, spec, state, meta, kept=kept)
         oldest = round_of(checkpoint_folders(self.folder)[-1])
         forget_before(self.folder, oldest)
         self._on_saved(oldest)

@@ -62,6 +62,7 @@ from training.models.building import (
     write_fragment,
 )
 from training.numeric.arithmetic import all_finite
+from training.numeric.heap import give_back_free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -221,6 +222,7 @@ class DiLoCo:
         if due.begin:
             # Of no more use: the drift needs as much memory, and the next step makes new ones.
             self._inner_optimizer.zero_grad(set_to_none=True)
+            give_back_free_memory()
         for fragment in due.begin:
             outcome = self._begin(fragment, is_joined=fragment in due.join)
             outcome = self._proceed() or outcome

@@ -210,9 +210,9 @@ class InnerFolder:
         try:
             self._tidy()
             path = self._folder / f"round-{state.round:06d}{_SUFFIX}"
-            tensors, words = _tensors(state), self._metadata(state)
-            if self._is_large:
-                self._leave_out(state, tensors, words)
+            words = self._metadata(state)
+            left_out = self._leave_out(state, words) if self._is_large else set()
+            tensors = _tensors(state, left_out)
             write_tensors(path, TensorFile(tensors, words))
             self._note(state.round, words)
             self._prune(state.round)
@@ -252,12 +252,9 @@ class InnerFolder:
         if writer is not None:
             writer.drop()
 
-    def _leave_out(
-        self, state: InnerState, tensors: dict[str, Tensor], words: dict[str, str]
-    ) -> None:
-        """What lies elsewhere, and where."""
-        for name in [name for name in tensors if name.startswith(_MOMENTS)]:
-            del tensors[name]
+    def _leave_out(self, state: InnerState, words: dict[str, str]) -> set[str]:
+        """Names of the tensors that lie elsewhere; the words say where."""
+        left_out = {_MOMENTS + name for name in state.moments}
         writer, self._writer = self._writer, None
         if writer is not None and writer.path == self._sums_path(state.round):
             try:
@@ -265,9 +262,9 @@ class InnerFolder:
             except OSError:
                 writer.drop()
                 raise
-            del tensors[_RESIDUAL_AFTER]
+            left_out.add(_RESIDUAL_AFTER)
             if isinstance(self._codec, DenseCodec):
-                del tensors[_PAYLOAD]  # Others are not worth to be encoded again to the bit.
+                left_out.add(_PAYLOAD)  # Others are not worth to be encoded again to the bit.
         before = [_NO_RESIDUAL] * len(self._numels)
         for fragment, residual_N in enumerate(state.residuals):
             if residual_N is None:
@@ -276,8 +273,9 @@ class InnerFolder:
             kept_in = self._kept_in.get((fragment, root))
             before[fragment] = _IN_HERE if kept_in is None else str(kept_in)
             if kept_in is not None:
-                del tensors[f"{_RESIDUAL}{fragment}"]
+                left_out.add(f"{_RESIDUAL}{fragment}")
         words[_BEFORE] = " ".join(before)
+        return left_out
 
     def _note(self, round_index: int, words: Mapping[str, str]) -> None:
         """What a file of ours has, and which others it names."""
@@ -479,7 +477,7 @@ def _traced(metadata: Mapping[str, str]) -> TraceRoots | None:
     return TraceRoots(trace=tuple(trace), before=before, after=after)
 
 
-def _tensors(state: InnerState) -> dict[str, Tensor]:
+def _tensors(state: InnerState, left_out: Collection[str]) -> dict[str, Tensor]:
     contribution = state.contribution
     tensors = {_MOMENTS + name: tensor for name, tensor in state.moments.items()}
     for fragment, residual_N in enumerate(state.residuals):
@@ -490,10 +488,11 @@ def _tensors(state: InnerState) -> dict[str, Tensor]:
     for other, (_, local_N) in state.drifting.items():
         tensors[f"{_DRIFTING}{other}"] = torch.from_numpy(local_N)
     tensors |= {name: torch.from_numpy(x_N) for name, x_N in state.notes.vectors.items()}
-    payload = np.frombuffer(b"".join(contribution.payloads), dtype=np.uint8)
-    tensors[_PAYLOAD] = torch.tensor(payload)
+    if _PAYLOAD not in left_out:
+        payload = np.frombuffer(bytearray().join(contribution.payloads), dtype=np.uint8)
+        tensors[_PAYLOAD] = torch.from_numpy(payload)
     tensors[_LENGTHS] = torch.tensor([len(p) for p in contribution.payloads], dtype=torch.int64)
-    return tensors
+    return {name: tensor for name, tensor in tensors.items() if name not in left_out}
 
 
 def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:

@@ -248,3 +248,13 @@ async def test_large_state_is_written_every_so_many_rounds_when_it_is_fetched_an
         await large.flushed()
         assert written == [2, 3], "the last one is written when the node ends"
         nursery.cancel_scope.cancel()
+
+
+async def test_of_large_states_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    manifest, state = toy_manifest(), zeros()
+    for large_bytes, expected in ((1, [3, 4]), (1 << 40, [2, 3, 4])):
+        folder = tmp_path / str(large_bytes)
+        checkpoints = Checkpoints(folder, manifest, 0, large_bytes=large_bytes)
+        for index in range(1, 5):
+            await checkpoints.save(sealed(manifest, index), state.anchor_N, state.slots)
+        assert sorted(int(path.name[6:]) - 1 for path in folder.glob("round-*")) == expected
