@@ -312,6 +312,7 @@ def _make_store(manifest: RunManifest, journal: FileJournal) -> ShardStore:
     """At the genesis of the run."""
     store = ShardStore(manifest, SHARD, joined(genesis_weights(manifest, SHARD)))
     store.find_file = journal.find_result
+    give_back_free_memory()  # Tensors were drawn one by one.
     return store
 
 

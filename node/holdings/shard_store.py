@@ -61,7 +61,7 @@ from training.compression import (
 )
 from training.numeric.arithmetic import squared_norm
 from training.numeric.gram import wire_form
-from training.numeric.spare_vectors import SpareVectors, VectorSource
+from training.numeric.spare_vectors import SpareVectors, VectorSource, untouched_zeros
 from training.outer.optimizers import make_outer
 
 STEP_OVER_BYTES_MIN = 32 << 20
@@ -113,8 +113,7 @@ class ShardStore:
         )
         self._whole = RLock()
         """Held while there is no whole state, because one is made of the other."""
-        # Pages that nobody has written to are no memory: a joiner's never are.
-        slots = {name: np.zeros(len(anchor_N), np.float32) for name in self._outer.slots}
+        slots = {name: untouched_zeros(len(anchor_N)) for name in self._outer.slots}
         self._state: State = self.make_state(anchor_N, slots)
         self._final: State = self._state
         self._states: dict[bytes, State] = {self._state.root: self._state}

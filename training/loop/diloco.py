@@ -23,6 +23,7 @@ from protocol.errors import StateError
 from protocol.leases import Lease
 from training.channel.exchange import (
     Contribution,
+    HasDraft,
     HearsOfValues,
     Outcome,
     Pending,
@@ -43,6 +44,7 @@ from training.compression import (
 )
 from training.device.inner import apply_gradient, optimizer_tensors
 from training.loop.device_encoding import encoder_on
+from training.loop.drafting import Drafting
 from training.loop.inner_state import (
     InnerState,
     InnerStore,
@@ -139,6 +141,8 @@ class DiLoCo:
         self._codec = make_codec(spec)
         self._watcher = watcher or RoundWatcher()
         encode = self._watcher.encoder(next(model.parameters()).device, self._codec)
+        self._drafting = Drafting(encode, exchange) if isinstance(exchange, HasDraft) else None
+        encode = self._drafting or encode
         self._feedback = [make_feedback(manifest, encode) for _ in fragments]
         self._anchors = list(start.anchors)
         self._begin_with_anchors()
@@ -316,6 +320,8 @@ class DiLoCo:
         outcome = self._finish(fragment) if is_joined and fragment in self._pending else None
         feedback = self._feedback[fragment]
         lots = self._method.lots(self._clock.round)
+        if self._drafting is not None:
+            self._drafting.begin()
         encoded = feedback.encode(
             drift_N, lots=lots, grade=grade_of(self._exchange), hear=self._hears_sums()
         )

@@ -34,7 +34,13 @@ from training.device.inner import (
 from training.loop.diloco import DiLoCo
 from training.loop.inner_state import InnerFolder
 from training.loop.traced_inner import RoundTracer, TorchSegments, device_class, fix_order
-from training.models.building import build_model, read_fragment, tokens_per_sample, write_fragment
+from training.models.building import (
+    build_model,
+    holds_fragment,
+    read_fragment,
+    tokens_per_sample,
+    write_fragment,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -73,6 +79,12 @@ class ChannelSession:
     def grade(self) -> int:
         """See KnowsLine."""
         return self._exchange.grade
+
+    def draft(self) -> NDArray[np.uint8]:
+        """See HasDraft."""
+        if self.manifest.outer.overlap > 1:
+            return np.empty(0, np.uint8)
+        return self._exchange.draft()
 
     def begin(self, fragment: int, contribution: Contribution) -> Ticket:
         """See Exchange."""
@@ -210,13 +222,18 @@ def anchor_loss(
 
     In float32 on every device, so that the curves of all nodes compare.
     """
-    fragments = range(len(shard.fragments))
-    working = [read_fragment(model, shard, fragment) for fragment in fragments]
-    for fragment in fragments:
+    # Behind an outcome they mostly are the working weights: then nothing need be copied.
+    others = [
+        fragment
+        for fragment, anchor_N in enumerate(anchors)
+        if not holds_fragment(model, shard, fragment, anchor_N)
+    ]
+    working = {fragment: read_fragment(model, shard, fragment) for fragment in others}
+    for fragment in others:
         write_fragment(model, shard, fragment, anchors[fragment])
     loss = validation_loss(model, held_out_BW, batch_windows)
-    for fragment in fragments:
-        write_fragment(model, shard, fragment, working[fragment])
+    for fragment, working_N in working.items():
+        write_fragment(model, shard, fragment, working_N)
     return loss
 
 

@@ -467,6 +467,21 @@ def read_fragment(model: nn.Module, shard: ShardSpec, fragment: int) -> NDArray[
     return weights_N
 
 
+def holds_fragment(
+    model: nn.Module, shard: ShardSpec, fragment: int, weights_N: NDArray[np.float32]
+) -> bool:
+    """Whether these are the fragment's working weights; one tensor is copied at a time."""
+    parameters = dict(model.named_parameters())
+    start = 0
+    for index in shard.fragments[fragment]:
+        spec = shard.tensors[index]
+        part_N = parameters[spec.name].detach().to("cpu", torch.float32).flatten().numpy()
+        if not np.array_equal(part_N, weights_N[start : start + spec.numel]):
+            return False
+        start += spec.numel
+    return True
+
+
 def write_fragment(
     model: nn.Module, shard: ShardSpec, fragment: int, weights_N: NDArray[np.float32]
 ) -> None:
