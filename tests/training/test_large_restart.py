@@ -5,6 +5,7 @@ last time that they were written.
 """
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,13 +17,14 @@ from protocol.grid import EMPTY_ROOT
 from protocol.manifest import RunManifest
 from tests.training.full_disk import files_of_at_most
 from tests.training.replicas import INNER, OUTER, small_manifest
-from tests.training.solo import MOMENTS_TO_DIE, Killed, Solo
+from tests.training.solo import MOMENTS_TO_DIE, Killed, Solo, Trained
 from training.compression import residual_root
 from training.device.inner import make_optimizer, optimizer_tensors
 from training.files.tensor_file import read_metadata, read_tensors
 from training.loop.diloco import DiLoCo
 from training.loop.inner_state import INNER_STATES_KEPT, InnerFolder
 from training.loop.moments import MOMENTS_FILE, MomentsFile
+from training.methods.method import Method, Vector
 from training.models.building import build_model
 
 ROUNDS, STEPS = 6, 2
@@ -59,17 +61,38 @@ def check_chain(solo: Solo) -> None:
     assert chained
 
 
+@pytest.fixture
+def drifts(monkeypatch: pytest.MonkeyPatch) -> list[Vector]:
+    """What every round drifted that was trained to its end, in order."""
+    found: list[Vector] = []
+    monkeypatch.setattr(Method, "record_drift", lambda _, drift_N: found.append(drift_N.copy()))
+    return found
+
+
+def check_sums(solo: Solo, drifts: Sequence[Vector], trained: Trained) -> None:
+    """What listed rounds drifted is what their contributions stand for, and what is left over."""
+    assert len(drifts) == solo.manifest.rounds
+    (residual,) = trained.residuals
+    left_N = np.zeros(len(drifts[0])) if residual is None else np.frombuffer(residual, np.float32)
+    total_N = -left_N.astype(np.float64)
+    for index in solo.listed_rounds:
+        total_N += drifts[index]
+        total_N -= solo.decoded(solo.sent[index][0])
+    assert np.abs(total_N).max() < 2e-7, "what float32 rounds off; what fp16 loses is more"
+
+
 @pytest.mark.parametrize("codec", CODECS)
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
 def test_killed_at_any_moment_it_goes_on_from_the_residual_that_the_seals_say(
-    tmp_path: Path, seed: int, codec: str, listed: bool, moment: str
+    tmp_path: Path, seed: int, codec: str, listed: bool, moment: str, drifts: list[Vector]
 ) -> None:
     unlisted = frozenset() if listed and moment != "forgotten" else frozenset({2})
     solo = LargeSolo(manifest_of(codec), tmp_path, seed, unlisted, deaths={2: moment})
-    solo.train()
+    trained = solo.train()
 
     check_chain(solo)
+    check_sums(solo, drifts, trained)
     assert solo.starts == 2
     assert len(solo.sent.get(2, [])) == {"announced": 2, "forgotten": 0}.get(moment, 1)
     assert solo.steps == ROUNDS * STEPS + (STEPS // 2 if moment == "training" else 0)
