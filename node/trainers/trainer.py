@@ -541,7 +541,8 @@ async def open_trainer(
 
 @contextmanager
 def channel_for(config: TrainerConfig) -> Iterator[ChannelFile]:
-    """A fresh mapped file for one trainer, gone with the block; stale ones go first.
+    """A fresh mapped file for one trainer, gone with the block; stale ones go first. In memory
+    where it fits there, else in the run's folder.
 
     Raises OSError where the disk is full.
     """
@@ -550,8 +551,13 @@ def channel_for(config: TrainerConfig) -> Iterator[ChannelFile]:
         # Windows refuses while the trainer of a killed node is still dying; the next start does it.
         with suppress(PermissionError):
             stale.unlink(missing_ok=True)
-    path = config.folder / f"{prefix}{secrets.token_hex(4)}{CHANNEL_SUFFIX}"
     spec = channel_spec(config.manifest, config.shard)
+    in_memory = ChannelFile.create_in_memory(spec)
+    if in_memory is not None:
+        with in_memory:
+            yield in_memory
+        return
+    path = config.folder / f"{prefix}{secrets.token_hex(4)}{CHANNEL_SUFFIX}"
     try:
         with ChannelFile.create(path, spec) as channel:
             yield channel

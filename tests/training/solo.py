@@ -65,6 +65,11 @@ class Solo(OneInFlight):
         self.clock = RunClock(round=0, step=0, tokens=0)
         self.was_listed = False
         self.left_deaths = dict(self.deaths)
+        self.listed_rounds: set[int] = set()
+
+    def open_store(self) -> InnerFolder:
+        """What a life of the trainer keeps its rounds in."""
+        return InnerFolder(self.folder, self.manifest)
 
     @property
     def anchor(self) -> Weights:
@@ -127,6 +132,7 @@ class Solo(OneInFlight):
         if self.was_listed:
             assert contribution is not None
             total_N += self.decoded(contribution)
+            self.listed_rounds.add(index)
         self.anchors[self.fragment] = before_N - np.float32(0.35) * total_N
         self.clock = RunClock(
             round=index + 1,
@@ -164,7 +170,7 @@ class Solo(OneInFlight):
         manifest = self.manifest
         model = build_model(manifest)
         optimizer = make_optimizer(model, manifest.inner)
-        store = InnerFolder(self.folder, manifest)
+        store = self.store = self.open_store()
         tracer = None
         if manifest.audits.rate:
             tracer = RoundTracer(model, optimizer, manifest, self.traces)

@@ -214,6 +214,16 @@ class KnowsLine(Protocol):
         ...
 
 
+@runtime_checkable
+class HasDraft(Protocol):
+    """An Exchange that says where the next contribution is to lie."""
+
+    def draft(self) -> NDArray[np.uint8]:
+        """That memory, none where contributions are copied; what lies there already `begin` need
+        not copy. Asked once the round has begun."""
+        ...
+
+
 def grade_of(exchange: Exchange) -> int:
     """That of an Exchange which knows; the usual one of any other."""
     return exchange.grade if isinstance(exchange, KnowsLine) else 0

@@ -10,6 +10,7 @@ out and when, with which weights training goes on meanwhile, what becomes of an 
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import SupportsFloat
@@ -23,6 +24,7 @@ from protocol.errors import StateError
 from protocol.leases import Lease
 from training.channel.exchange import (
     Contribution,
+    HasDraft,
     HearsOfValues,
     Outcome,
     Pending,
@@ -33,9 +35,17 @@ from training.channel.exchange import (
     Turn,
     grade_of,
 )
-from training.compression import Codec, Encodes, join_cells, make_codec, make_feedback
+from training.compression import (
+    Codec,
+    Encodes,
+    HearsSums,
+    join_cells,
+    make_codec,
+    make_feedback,
+)
 from training.device.inner import apply_gradient, optimizer_tensors
 from training.loop.device_encoding import encoder_on
+from training.loop.drafting import Drafting
 from training.loop.inner_state import (
     InnerState,
     InnerStore,
@@ -56,6 +66,7 @@ from training.models.building import (
     write_fragment,
 )
 from training.numeric.arithmetic import all_finite
+from training.numeric.heap import give_back_free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +145,8 @@ class DiLoCo:
         self._codec = make_codec(spec)
         self._watcher = watcher or RoundWatcher()
         encode = self._watcher.encoder(next(model.parameters()).device, self._codec)
+        self._drafting = Drafting(encode, exchange) if isinstance(exchange, HasDraft) else None
+        encode = self._drafting or encode
         self._feedback = [make_feedback(manifest, encode) for _ in fragments]
         self._anchors = list(start.anchors)
         self._begin_with_anchors()
@@ -205,7 +218,8 @@ class DiLoCo:
         if self._clock.round in self._left:
             return self.resume()
         rate_step = self._rate_step
-        apply_gradient(self._model, self._inner_optimizer, self._manifest, rate_step)
+        with self._updating():
+            apply_gradient(self._model, self._inner_optimizer, self._manifest, rate_step)
         self._method.after_step(rate_step)
         self._local_step += 1
         self._watcher.after_step(self._local_step)
@@ -214,6 +228,10 @@ class DiLoCo:
         self._loss_total += float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         due = self._due(self._local_step)
         outcome = None
+        if due.begin:
+            # Of no more use: the drift needs as much memory, and the next step makes new ones.
+            self._inner_optimizer.zero_grad(set_to_none=True)
+            give_back_free_memory()
         for fragment in due.begin:
             with self.watch.within("encode"):
                 outcome = self._begin(fragment, is_joined=fragment in due.join)
@@ -295,7 +313,13 @@ class DiLoCo:
     def _begin(self, fragment: int, *, is_joined: bool) -> Outcome | None:
         """Hand over what drifted; first, where that `is_joined`, take the round before over."""
         local_N = read_fragment(self._model, self._shard, fragment)
-        drift_N = self._ahead.get(fragment, self._anchors[fragment]) - local_N
+        sent_N = self._method.sent_weights(local_N)
+        drift_N = np.subtract(
+            self._ahead.get(fragment, self._anchors[fragment]),
+            local_N,
+            out=local_N if sent_N is None else None,
+        )
+        del local_N
         if not all_finite(drift_N):
             raise StateError(f"training diverged in round {self._clock.round}: weights not finite")
         self._method.record_drift(drift_N)
@@ -303,7 +327,12 @@ class DiLoCo:
         outcome = self._finish(fragment) if is_joined and fragment in self._pending else None
         feedback = self._feedback[fragment]
         lots = self._method.lots(self._clock.round)
-        encoded = feedback.encode(drift_N, lots=lots, grade=grade_of(self._exchange))
+        if self._drafting is not None:
+            self._drafting.begin()
+        encoded = feedback.encode(
+            drift_N, lots=lots, grade=grade_of(self._exchange), hear=self._hears_sums()
+        )
+        del drift_N  # The residual has its memory.
         self._run_ahead(fragment, encoded.payloads)
         contribution = Contribution(
             fragment=fragment,
@@ -319,7 +348,7 @@ class DiLoCo:
         with self.watch.within("save"):
             self._keep(contribution)
         self._hand_over(contribution)
-        self._pending[fragment].sent_N = self._method.sent_weights(local_N)
+        self._pending[fragment].sent_N = sent_N
         return outcome
 
     def _run_ahead(self, fragment: int, payloads: Sequence[bytes]) -> None:
@@ -334,6 +363,14 @@ class DiLoCo:
         timed = replace(contribution, times=self.watch.take())
         ticket = self._exchange.begin(contribution.fragment, timed)
         self._pending[contribution.fragment] = Pending(self._clock.round, ticket)
+
+    def _updating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._inner_store is None else self._inner_store.updating()
+
+    def _hears_sums(self) -> HearsSums:
+        if self._inner_store is None:
+            return lambda _: None
+        return self._inner_store.sums(self._clock.round)
 
     def _keep(self, contribution: Contribution) -> None:
         # Before anybody hears of it: a process that begins anew must not contradict this one (R6).
@@ -353,6 +390,7 @@ class DiLoCo:
                 pending=tuple(one.round for one in self._pending.values() if not one.is_void),
                 notes=self._method.notes(),
                 basis=self._clock.basis,
+                roots=tuple(feedback.root for feedback in self._feedback),
             )
         )
 

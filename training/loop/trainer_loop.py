@@ -76,6 +76,12 @@ class ChannelSession:
         """See KnowsLine."""
         return self._exchange.grade
 
+    def draft(self) -> NDArray[np.uint8]:
+        """See HasDraft."""
+        if self.manifest.outer.overlap > 1:
+            return np.empty(0, np.uint8)
+        return self._exchange.draft()
+
     def begin(self, fragment: int, contribution: Contribution) -> Ticket:
         """See Exchange."""
         return self._exchange.begin(fragment, contribution)

@@ -154,7 +154,8 @@ class Method:
     # A contribution ---------------------------------------------------------------------------
 
     def record_drift(self, drift_N: Vector) -> None:
-        """The round's steps are done: the drift that will be contributed."""
+        """The round's steps are done: the drift that will be contributed. Its memory is used for
+        something else behind this."""
 
     def lots(self, round_index: int) -> Callable[[int], bytes] | None:
         """By cell what all draw alike in a round; None where nobody draws."""
@@ -174,7 +175,7 @@ class Method:
         return None
 
     def sent_weights(self, local_N: Vector) -> Vector | None:
-        """What `take_in` is to know of the weights whose drift is handed over; None of nothing."""
+        """What `take_in` is to know of the weights whose drift is to be handed over, or None."""
         del local_N
         return None
 

@@ -1,11 +1,13 @@
 """The network process and its trainer: real processes, and small ones that break the rules."""
 
 import dataclasses
+import gc
 import os
 import signal
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from node.trainers.trainer import TrainerConfig, anchors_in_place, open_trainer
 from protocol.errors import ManifestError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
+from training.channel import channel_file
 from training.channel.exchange import Contribution, Outcome, RunClock
 from training.channel.frames import Audit, Progress, Ready, Start, Validation
 from training.models.genesis import genesis_weights
@@ -166,9 +169,38 @@ async def test_anchor_that_is_still_measured_behind_the_contribution_is_held_unt
         assert gone() is None
 
 
+@pytest.fixture
+def on_disk(monkeypatch):
+    """As where there is no memory for the mapped file."""
+    monkeypatch.setattr(channel_file, "free_memory_bytes", lambda: 0)
+
+
+@LINUX
+async def test_trainer_gets_its_mapped_file_in_memory_which_is_gone_with_it(tmp_path):
+    def files():
+        names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists()]
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return [name for name in (*names, *maps) if "barnraise.channel" in name]
+
+    gc.collect()
+    before = len(files())
+    anchors = genesis_weights(config(tmp_path).manifest)
+    async with fake(tmp_path, TRAINS_WHEN_ASKED) as trainer:
+        assert len(files()) > before
+        assert not list(tmp_path.glob("*.channel"))
+        await trainer.start(Start(clock=CLOCK, lease=((0, SAMPLES),)), anchors=anchors)
+        await next_of(trainer, Progress)
+        await trainer.audit(AUDIT)
+        contribution = await next_of(trainer, Contribution)
+        assert contribution.payloads
+    del trainer, contribution
+    gc.collect()
+    assert len(files()) == before
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="holes of Linux")
 async def test_anchor_that_lies_elsewhere_is_copied_and_the_copy_goes_with_the_contribution(
-    tmp_path,
+    tmp_path, on_disk
 ):
     def blocks():
         (path,) = tmp_path.glob("*.channel")
@@ -277,6 +309,8 @@ async def test_a_killed_network_process_takes_its_trainer_along(tmp_path):
 import sys, trio
 from pathlib import Path
 from tests.node.trainers.test_trainer import *
+from training.channel import channel_file
+channel_file.free_memory_bytes = lambda: 0
 async def main():
     run = config(Path(sys.argv[1]), batch=LONG_BATCH)
     async with open_trainer(run) as trainer:
@@ -405,14 +439,14 @@ async def test_cancelling_ends_the_trainer_too(tmp_path):
     assert not is_running(trainer.pid)
 
 
-async def test_what_the_body_raises_comes_out_as_it_is(tmp_path):
+async def test_what_the_body_raises_comes_out_as_it_is(tmp_path, on_disk):
     with pytest.raises(KeyError, match="mine"):
         async with fake(tmp_path, "wait()"):
             raise KeyError("mine")
     assert not list(tmp_path.glob("*.channel"))
 
 
-async def test_a_command_that_is_not_there_leaves_no_file(tmp_path):
+async def test_a_command_that_is_not_there_leaves_no_file(tmp_path, on_disk):
     with pytest.raises(FileNotFoundError):
         async with open_trainer(config(tmp_path), command=(str(tmp_path / "absent"),)):
             pass

@@ -284,3 +284,21 @@ def test_a_trainer_without_a_folder_keeps_nothing(told, tmp_path):
     told.train(start(), deliver(0, ()))
 
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_payloads_are_encoded_to_where_the_network_process_reads_them(told, monkeypatch) -> None:
+    copied = []
+
+    def write(channel, place, payloads):
+        start = channel.payload_memory(place).ctypes.data
+        for payload in payloads:
+            found = np.frombuffer(payload, np.uint8).ctypes.data
+            copied.append(found != start)
+            start += len(payload)
+        return whole(channel, place, payloads)
+
+    whole = ChannelFile.write_payloads
+    monkeypatch.setattr(ChannelFile, "write_payloads", write)
+    told.train(start(), deliver(0, ((50, 50 + SAMPLES),)), deliver(1, ()))
+    assert copied
+    assert not any(copied)
