@@ -101,11 +101,7 @@ class PeopleLog:
             case "sealed", {"round": int(round_index), "listed": list(listed)}:
                 return self._sealed(round_index, rounds, len(listed), fields)
             case "set_back", {"peer": str(peer), "until": int(until), "is_own": bool(is_own)}:
-                who = "this node" if is_own else f"peer {peer[-8:]}"
-                return (
-                    f"{who} kept others waiting for what it owed: until round {until} others sum "
-                    "and propose before it; it keeps seat and vote"
-                )
+                return _set_back(peer, until, is_own=is_own)
             case "provisional", {"round": int(round_index), "listed": int(listed)}:
                 return self._provisional(round_index, rounds, listed, fields)
             case "confirmed", {"round": int(round_index)}:
@@ -171,6 +167,14 @@ class PeopleLog:
         if fields.get("was_listed") is False:
             parts.append(" (without this node)")
         return "".join(parts)
+
+
+def _set_back(peer: str, until: int, *, is_own: bool) -> str:
+    who = "this node" if is_own else f"peer {peer[-8:]}"
+    return (
+        f"{who} kept others waiting for what it owed: until round {until} others sum and propose"
+        " before it; it keeps seat and vote"
+    )
 
 
 def _history(num_others: int, *, is_named: bool) -> str:

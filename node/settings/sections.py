@@ -391,7 +391,7 @@ class NodeFile(Section):
     start_within_s: float = 0.0
     """at most so many seconds; 0: for as long as it takes"""
     validate_every: int = 1
-    """rounds between looks at held-out text, when nothing else is to do; 0: never"""
+    """rounds between looks at held-out text, where there is time; 0: never"""
     validation_share: float = VALIDATION_SHARE_DEFAULT
     """of the time that they may take; the last round's has what it needs"""
     linger_s: float = 15.0

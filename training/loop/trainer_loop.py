@@ -78,8 +78,6 @@ class ChannelSession:
 
     def draft(self) -> NDArray[np.uint8]:
         """See HasDraft."""
-        if self.manifest.outer.overlap > 1:
-            return np.empty(0, np.uint8)
         return self._exchange.draft()
 
     def begin(self, fragment: int, contribution: Contribution) -> Ticket:
