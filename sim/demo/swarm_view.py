@@ -189,7 +189,7 @@ class SwarmView:
                 self._blame(node, event, now_s)
             case events.Failed():
                 node.error = f"{event.kind}: {event.message}"
-            case events.MethodChosen():
+            case events.MethodChosen() | events.StepTold():
                 pass  # The demo's rounds all have the manifest's steps.
             case events.PeerConvicted() | events.PeerBanned():
                 pass  # Its nodes are friends; what one finds of another is told as a fault.

@@ -51,6 +51,13 @@ class MethodChosen(Event, said_as="method"):
     hidden_s: float | None = None
 
 
+class StepTold(Event, said_as="progress"):
+    """The trainer is at that inner step of the run, counted over all rounds."""
+
+    step: int
+    loss: float
+
+
 class LinkOpened(Event, said_as="linked"):
     """A control stream to a peer opened; `linked` is everybody now."""
 

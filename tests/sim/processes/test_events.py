@@ -64,6 +64,7 @@ def test_sealed_line_gives_the_event_with_all_of_its_fields():
             events.PartsMoved(round=1, peer="p", cells=2, direction="in"),
         ),
         ({"event": "validation", "round": 0, "loss": 5}, events.Validated(round=0, loss=5.0)),
+        ({"event": "progress", "step": 7, "loss": 5}, events.StepTold(step=7, loss=5.0)),
         ({"event": "synced", "round": 9}, events.StateFetched(round=9)),
         ({"event": "seated", "round": 9}, events.Seated(round=9)),
         ({"event": "resync", "reason": "r"}, events.Resynced(reason="r")),
