@@ -154,7 +154,10 @@ class Costs:
     saved_bytes: int
     """Of these, what the trainer waits for before its COMMIT."""
 
-    codec: str = "fp16"
+    synced_parameters: int
+    """Of a round: of several fragments the mean."""
+
+    codec: str
     message_delays: int = MESSAGE_DELAYS
 
     @property
@@ -175,7 +178,7 @@ class Costs:
     @property
     def encode_s(self) -> float:
         """From the last step to the contribution, encoded."""
-        return 1e-9 * ENCODE_NS.get(self.codec, ENCODE_NS["fp16"]) * self.parameters
+        return 1e-9 * ENCODE_NS.get(self.codec, ENCODE_NS["fp16"]) * self.synced_parameters
 
     @property
     def save_s(self) -> float:
@@ -185,7 +188,7 @@ class Costs:
     @property
     def seal_s(self) -> float:
         """Sums, the outer step and its roots, at both ends of the exchange."""
-        return 1e-9 * SEAL_NS * self.parameters
+        return 1e-9 * SEAL_NS * self.synced_parameters
 
     def exchange_s(self, line: Line) -> float:
         """From the last COMMIT to the last SEAL where all have such a line."""
@@ -227,6 +230,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
         disk_bytes=total(manifest, peers, "disk"),
         written_bytes=total(manifest, peers, "written"),
         saved_bytes=total(manifest, peers, "written", "trainer"),
+        synced_parameters=layout.numel // layout.num_fragments,
         codec=outer.codec,
         message_delays=MESSAGE_DELAYS_GATHER if outer.everybody_sums else MESSAGE_DELAYS,
     )

@@ -19,6 +19,7 @@ from node.settings.run_file import EXPECTED_PEERS, num_reducers
 from protocol import limits
 from protocol.auditing.audit_rounds import FETCHED_WITHIN, SUSPECT_RATE
 from protocol.auditing.audit_rounds import ROUNDS_KEPT as TRACED_ROUNDS_KEPT
+from protocol.errors import ManifestError
 from protocol.grid import Layout
 from protocol.limits import MIB
 from protocol.manifest import RunManifest
@@ -63,6 +64,7 @@ class Item:
 TABLE = (
     # Memory of the network process. What both map counts half for each.
     Item("network", "memory", "anchor", "vector", 0.5, "mapped: the trainer reads it there"),
+    Item("network", "memory", "anchor, its own", "copied", 1, "where the trainer has a copy"),
     Item("network", "memory", "outer state", "slots", 1, "stepped in place"),
     Item("network", "memory", "own contribution", "payload", 0.5, "mapped, as it was written"),
     Item("network", "memory", "the one before", "payload", 1, "for who is a round behind"),
@@ -76,8 +78,10 @@ TABLE = (
     Item("trainer", "card", "activations", "activations", 1, "of one pass"),
     Item("trainer", "card", "weights before a climb", "climb", 1, "sam_radius"),
     Item("trainer", "memory", "anchor", "vector", 0.5, "mapped: the network process has it"),
+    Item("trainer", "memory", "anchor, its own", "copied", 1, "of several fragments, or in flight"),
     Item("trainer", "memory", "drift", "fragment", 2, "what drifted, and the weights it is of"),
-    Item("trainer", "memory", "residual", "residual", 4, "before, the sum, after, as it is hashed"),
+    Item("trainer", "memory", "residual", "residual", 1, "of all fragments"),
+    Item("trainer", "memory", "next residual", "loss", 3, "the sum, what is left, as it is hashed"),
     Item("trainer", "memory", "contribution", "payload", 1, "encoded"),
     Item("trainer", "memory", "variates", "variates", 1.25, "SCAFFOLD's four, and the correction"),
     Item("trainer", "memory", "audit", "audited", 7, "a model of its own, and where it begins"),
@@ -104,7 +108,8 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
     vector, slots = FLOAT_BYTES * layout.numel, len(make_outer(outer).slots)
     payload = max(sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels)
     reducers = num_reducers(peers, manifest.trust, outer.topology)
-    has_residual = outer.feedback > 0
+    has_residual, spec = outer.feedback > 0, channel_spec(manifest, 0)
+    fragment = FLOAT_BYTES * max(layout.fragment_numels)
     parts = outer.overlap * payload * reducers * (peers - 1) / peers
     if outer.everybody_sums:
         parts *= 1 + STATES_KEPT  # Who is a round behind sums them too.
@@ -112,7 +117,9 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
     inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
     return {
         "vector": vector,
-        "fragment": FLOAT_BYTES * max(layout.fragment_numels),
+        "copied": vector * (not spec.is_read_in_place),
+        "fragment": fragment,
+        "loss": fragment * has_residual,
         "slots": vector * slots,
         "state": vector * (1 + slots),
         "moments": vector * (STATE_VECTORS - 1) * (manifest.inner.optimizer == "adamw"),
@@ -124,7 +131,7 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
         "climb": vector * (manifest.inner.sam_radius > 0.0),
         "variates": variates,
         "inner": inner + variates + vector * preset.has_own_weights,
-        "mapped": channel_spec(manifest, 0).used_bytes,
+        "mapped": spec.used_bytes,
         "audited": vector * (manifest.audits.rate > 0.0),
         "traces": trace_bytes(manifest),
         "traced": traced_bytes(manifest),
@@ -205,7 +212,10 @@ def activation_bytes(manifest: RunManifest) -> int:
     """
     if manifest.model.name != "gpt":
         return 0
-    shape = GptShape.of(manifest.model)
+    try:
+        shape = GptShape.of(manifest.model)
+    except ManifestError:
+        return 0  # Of a simulated run, whose model nobody builds.
     each = ACTIVATION_VECTORS * shape.width * shape.layers + 3 * VOCABULARY
     return FLOAT_BYTES * each * shape.context * manifest.inner.batch
 

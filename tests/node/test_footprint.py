@@ -72,6 +72,21 @@ def test_audits_are_in_the_totals_of_memory_disk_and_writes() -> None:
     assert total(with_audits, 4, "memory") > total(plain, 4, "memory")
 
 
+def test_anchor_is_copied_where_the_trainer_cannot_read_it_in_place() -> None:
+    whole = small_manifest(outer=OUTER)
+    cut = replace(whole, shards=(shard_spec(whole.model, fragments=2),))
+    for process in ("network", "trainer"):
+        found = {one.purpose: size for one, size in amounts(cut, 4, "memory", process)}
+        assert found["anchor, its own"] == 4 * whole.layout(0).numel
+        assert "anchor, its own" not in {
+            one.purpose for one, _ in amounts(whole, 4, "memory", process)
+        }
+    # What is encoded at a time is a fragment.
+    assert total(cut, 4, "memory", "trainer") < total(whole, 4, "memory", "trainer") + 4 * (
+        whole.layout(0).numel
+    )
+
+
 def test_what_a_run_does_not_have_takes_nothing() -> None:
     plain = replace(OUTER, feedback=0.0, optimizer="sgd", momentum=0.0)
     manifest = small_manifest(outer=plain)
