@@ -83,6 +83,18 @@ def _number_named(text: str, name: str) -> int:
     return 0
 
 
+def held_bytes(folder: Path) -> int:
+    """What the files in a folder take of the disk; 0 of one that is not there."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            found = path.lstat()
+            # A mapped file is mostly a hole; Windows tells the whole of it.
+            blocks = getattr(found, "st_blocks", None)
+            total += found.st_size if blocks is None else 512 * blocks
+    return total
+
+
 def shortages(wants: Wants, machine: Machine) -> list[str]:
     """What this machine has too little of, in words; empty if it has all."""
     pairs = (

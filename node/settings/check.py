@@ -531,14 +531,14 @@ def _who_sums(found: Checked) -> str:
 
 
 def _memory(costs: Costs) -> str:
-    """By process, and what of it a device has, if there is one."""
+    """By process, and what of the trainer's would be on a device of its own."""
     host, card = _size(costs.trainer_host_bytes), _size(costs.trainer_card_bytes)
-    passes = f" ({_size(costs.activation_bytes)} of it activations)"
-    of_card = f"{card} on its device{passes if costs.activation_bytes else ' and activations'}"
-    whole = _size(costs.network_memory_bytes + costs.trainer_memory_bytes)
+    passes = f"{_size(costs.activation_bytes)} of it activations of a whole batch"
     return (
-        f"about {_size(costs.network_memory_bytes)} network process, {host} trainer and {of_card};"
-        f" {whole} in all on a processor alone"
+        f"about {_size(costs.network_memory_bytes)} network process,"
+        f" {_size(costs.trainer_memory_bytes)} trainer"
+        f" ({passes if costs.activation_bytes else 'activations come on top'}); with a GPU {host}"
+        f" trainer and {card} on the card"
     )
 
 
@@ -572,19 +572,21 @@ def _deadlines(found: Checked) -> str:
 
 def _lines(found: Checked, step_s: float | None) -> Table:
     table = Table("line", "down", "up", box=None, pad_edge=False)
-    for name in ("train", "encode", "save", "exchange", "seal"):
+    parts = ("encode", "save", "exchange", "seal")
+    for name in parts if step_s is None else ("train", *parts):
         table.add_column(name, justify="right")
     table.add_column("a round" if step_s is not None else "90 % training from", justify="right")
     for line in found.lines:
         times = round_times(found, line, step_s)
         # Where a step takes that long or longer, waiting is a tenth of the round or less.
         nine_tenths = 9 if not times.is_overlapped else 0.9
-        train, last = "-", f"steps of {_seconds(nine_tenths * times.waited_s / times.steps)}"
+        last = f"steps of {_seconds(nine_tenths * times.waited_s / times.steps)}"
+        seconds = [times.encode_s, times.save_s, times.exchange_s, times.seal_s]
         if times.train_s is not None and times.round_s is not None:
-            train, last = _seconds(times.train_s), f"{times.round_s:,.1f} s, {times.steps} steps"
-        seconds = (times.encode_s, times.save_s, times.exchange_s, times.seal_s)
+            last = f"{times.round_s:,.1f} s, {times.steps} steps"
+            seconds.insert(0, times.train_s)
         mbit = (f"{line.down_mbit:g} Mbit/s", f"{line.up_mbit:g} Mbit/s")
-        table.add_row(line.name, *mbit, train, *map(_seconds, seconds), last)
+        table.add_row(line.name, *mbit, *map(_seconds, seconds), last)
     return table
 
 

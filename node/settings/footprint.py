@@ -14,7 +14,7 @@ from typing import Literal
 
 from node.holdings.shard_store import ROUNDS_KEPT as STATES_KEPT
 from node.holdings.states import cell_sizes
-from node.processes.machine import Machine, Wants, check_machine
+from node.processes.machine import Machine, Wants, check_machine, held_bytes
 from node.settings.run_file import EXPECTED_PEERS, num_reducers
 from protocol import limits
 from protocol.auditing.audit_rounds import FETCHED_WITHIN, SUSPECT_RATE
@@ -193,8 +193,7 @@ def check_room(
         is_on_card=machine.is_on_card(device),
         is_observer=is_observer,
     )
-    has = sum(path.stat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())
-    wants = replace(wants, disk_bytes=max(0, wants.disk_bytes - has))
+    wants = replace(wants, disk_bytes=max(0, wants.disk_bytes - held_bytes(folder)))
     check_machine(wants, machine, advice=ADVICE)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -22,9 +23,17 @@ from node.settings.check import (
     check_run_file,
     check_step,
     costs_of,
+    line_named,
     print_check,
 )
-from node.settings.footprint import INNER_STATES_KEPT, TABLE, inner_state_bytes
+from node.settings.footprint import (
+    INNER_STATES_KEPT,
+    NETWORK_BASE_BYTES,
+    TABLE,
+    TRAINER_BASE_BYTES,
+    inner_state_bytes,
+    trace_bytes,
+)
 from node.trainers.choosing import COVER
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
@@ -394,3 +403,64 @@ def test_whoever_waits_for_a_seat_costs_a_round_nothing(tmp_path):
     out = StringIO()
     print_check(Console(file=out, width=100), few, None)
     assert "4; more peers take turns, of 8 rounds or longer" in out.getvalue()
+
+
+def test_line_is_named_by_three_numbers_and_anything_else_refused() -> None:
+    assert line_named("250, 40,30") == Line("250, 40,30", 250.0, 40.0, 30.0)
+    for wrong in ("", "250", "250,40", "250,40,30,1", "a,b,c", "0,40,30", "250,nan,30", "1,1,-1"):
+        with pytest.raises(ConfigError, match="is no line such as 250,40,30"):
+            line_named(wrong)
+
+
+def test_round_is_told_by_its_parts_on_each_line(tmp_path: Path) -> None:
+    found = check_run_file(file(tmp_path, "[inner]\ninner_steps = 50"), 8)
+    lines: Any = check_json(replace(found, lines=(Line("mine", 100.0, 2.0, 30.0),)), 0.5)["lines"]
+    (line,) = lines
+    parts = [line[name] for name in ("train_s", "encode_s", "save_s", "exchange_s", "seal_s")]
+    assert line["round_s"] == pytest.approx(sum(parts), abs=0.01)
+    assert (line["line"], parts[0]) == ("mine", 25.0)
+    lines = check_json(found, None)["lines"]
+    assert {(one["train_s"], one["round_s"]) for one in lines} == {(None, None)}
+
+
+def test_deadlines_that_are_too_short_for_the_lines_are_said_with_which_would_do(
+    tmp_path: Path,
+) -> None:
+    slow = Line("modem", 1.0, 0.01, 30.0)
+
+    def told(timing: str, line: Line = slow) -> tuple[str, object]:
+        found = replace(check_run_file(file(tmp_path, timing), 8), lines=(line,))
+        lines: Any = check_json(found, None)["lines"]
+        return people(found), lines[0]["is_within_deadlines"]
+
+    text, is_within = told("")
+    assert "TOO SHORT for modem" in text
+    assert not is_within
+    floor_s, cap_s = re.findall(r"deadline_floor_s to (\d+) and deadline_cap_s to (\d+)", text)[0]
+    text, is_within = told(f"[timing]\ndeadline_floor_s = {floor_s}.0\ndeadline_cap_s = {cap_s}.0")
+    assert "enough for these lines" in text
+    assert is_within
+    assert told("", HOME_LINES[0])[1]
+
+
+def test_what_audits_move_is_in_what_a_round_moves_and_not_in_the_exchange(tmp_path: Path) -> None:
+    plain = check_run_file(file(tmp_path, "trust = 'open'"), 8).costs
+    text = "trust = 'open'\n[audits]\nrate = 0.2"
+    audited = check_run_file(file(tmp_path, text), 8).costs
+    assert audited.up_bytes - plain.up_bytes == audited.audits_bytes > 0
+    assert audited.exchange_s(HOME_LINES[0]) == plain.exchange_s(HOME_LINES[0])
+    assert audited.disk_bytes - plain.disk_bytes == pytest.approx(
+        trace_bytes(check_run_file(file(tmp_path, text), 8).manifest), abs=1
+    )
+
+
+def test_items_add_up_to_what_is_told(tmp_path: Path) -> None:
+    found = check_run_file(file(tmp_path, ""), 8)
+    told: Any = check_json(found, None)
+
+    def of(place: str) -> int:
+        return sum(one["bytes"] for one in told["items"] if one["place"] == place)
+
+    assert (of("disk"), of("written")) == (told["disk_bytes"], told["written_bytes"])
+    bases = NETWORK_BASE_BYTES + TRAINER_BASE_BYTES
+    assert of("memory") + of("card") + bases == told["memory_bytes"]

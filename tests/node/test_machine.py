@@ -5,12 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from node.commands.founding import NodeOptions, TellingOptions, _start
 from node.daemon.foreground import Start, run_file_in_foreground
 from node.processes.machine import (
     Machine,
     Wants,
     allowed_bytes,
     check_machine,
+    held_bytes,
     read_machine,
     shortages,
 )
@@ -112,6 +114,21 @@ def test_run_refuses_before_anything_is_founded(
     with pytest.raises(ConfigError, match=rf"too small for that \({what}.* --skip-machine-check"):
         run_file_in_foreground(start, path, is_new=False)
     assert not list(state.glob("runs/*"))
+
+
+def test_option_starts_whatever_the_machine_has() -> None:
+    for skips in (False, True):
+        start = _start(NodeOptions(skip_machine_check=skips), TellingOptions())
+        assert (start.look_at is None) == skips
+        assert "skip_machine_check" not in start.options
+
+
+def test_hole_in_a_file_takes_no_room(tmp_path: Path) -> None:
+    with (tmp_path / "mapped").open("wb") as mapped:
+        mapped.truncate(1 << 30)
+    write(tmp_path / "a" / "full", "x" * 100_000)
+    assert 100_000 <= held_bytes(tmp_path) < 1_000_000
+    assert held_bytes(tmp_path / "nothing") == 0
 
 
 def test_size_is_refused_before_the_file_is_written_and_passes_where_there_is_room(
