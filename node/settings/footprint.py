@@ -48,6 +48,9 @@ STATE_VECTORS = 3
 
 FLOAT_BYTES = 4
 
+INNER_STATE = "inner state"
+"""The purpose of what a trainer writes while it stands still."""
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -92,9 +95,12 @@ TABLE = (
     Item("trainer", "disk", "inner states", "inner", INNER_STATES_KEPT + 1, "kept, and a new one"),
     Item("trainer", "disk", "traces for audits", "traces", 1, "what peers may ask to see"),
     # Written in a round.
+    # The system writes mapped pages back after half a minute, which most rounds are longer than.
+    Item("network", "written", "mapped anchor", "vector", 1, "written back by the system"),
+    Item("trainer", "written", "mapped contribution", "payload", 1, "written back by the system"),
     Item("network", "written", "results", "result", 1, "before the SEAL"),
     Item("network", "written", "checkpoint", "state", 1, "of most rounds"),
-    Item("trainer", "written", "inner state", "inner", 1, "before the COMMIT leaves"),
+    Item("trainer", "written", INNER_STATE, "inner", 1, "before the COMMIT leaves"),
     Item(
         "trainer", "written", "traces for audits", "traced", 1, "states and residual of the round"
     ),
@@ -155,6 +161,15 @@ def amounts(
 def total(manifest: RunManifest, peers: int, place: Place, process: Process | None = None) -> int:
     """The bytes of all rows of a place."""
     return sum(num_bytes for _, num_bytes in amounts(manifest, peers, place, process))
+
+
+def saved_bytes(manifest: RunManifest, peers: int) -> int:
+    """What is on the disk before a contribution leaves: its trainer waits for that."""
+    return sum(
+        num_bytes
+        for item, num_bytes in amounts(manifest, peers, "written", "trainer")
+        if item.purpose == INNER_STATE
+    )
 
 
 def wants_of(

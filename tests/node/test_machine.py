@@ -1,12 +1,15 @@
 """What this machine has free, and that nothing is founded, fetched or written where it is short."""
 
+import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from node.commands.founding import NodeOptions, TellingOptions, _start
-from node.daemon.foreground import Start, run_file_in_foreground
+from node.processes.children import child_environment
 from node.processes.machine import (
     Machine,
     Wants,
@@ -103,16 +106,42 @@ def test_what_a_resumed_run_holds_already_needs_no_room(tmp_path: Path) -> None:
         check_room(manifest, tmp_path, LITTLE_DISK, device="cpu")
 
 
+START = """
+import sys
+from pathlib import Path
+from node.daemon.foreground import Start, run_file_in_foreground
+from node.processes.machine import Machine
+from protocol.errors import ConfigError
+
+memory_bytes, disk_bytes = map(int, sys.argv[3:])
+machine = Machine(memory_bytes=memory_bytes, disk_bytes=disk_bytes)
+start = Start(state=Path(sys.argv[2]), options={}, is_json=True, look_at=lambda folder: machine)
+try:
+    run_file_in_foreground(start, Path(sys.argv[1]), is_new=False)
+except ConfigError as error:
+    print(f"refused: {error}")
+"""
+
+
 @pytest.mark.parametrize(
     ("machine", "what"), [(LITTLE_MEMORY, "memory: "), (LITTLE_DISK, "disk: ")]
 )
 def test_run_refuses_before_anything_is_founded(
     tmp_path: Path, machine: Machine, what: str
 ) -> None:
+    """In a process of its own: one that did not refuse would go on for ever."""
     path, state = file(tmp_path, ""), tmp_path / "state"
-    start = Start(state=state, options={}, is_json=True, look_at=lambda folder: machine)
-    with pytest.raises(ConfigError, match=rf"too small for that \({what}.* --skip-machine-check"):
-        run_file_in_foreground(start, path, is_new=False)
+    numbers = (str(machine.memory_bytes), str(machine.disk_bytes))
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", START, str(path), str(state), *numbers],
+        env=child_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    told = rf"refused: .* too small for that \({what}.* --skip-machine-check"
+    assert re.search(told, done.stdout), done.stderr
     assert not list(state.glob("runs/*"))
 
 
