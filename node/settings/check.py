@@ -358,7 +358,7 @@ def round_times(found: Checked, line: Line, step_s: float | None) -> RoundTimes:
         exchange_s=exchange_s,
         seal_s=costs.seal_s,
         is_overlapped=found.manifest.outer.overlap > 1,
-        is_within_deadlines=is_within_deadlines(found.manifest, exchange_s + costs.seal_s),
+        is_within_deadlines=is_within_deadlines(found.manifest, exchange_s),
     )
 
 

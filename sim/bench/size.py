@@ -33,14 +33,14 @@ from sim.local.swarm import LocalSwarm, Story
 from sim.processes import events
 from sim.processes.events import Event
 from sim.processes.sitting import Tell, check_choice, check_range, claim_folder, clock
-from sim.processes.usage import ADVICE, memory_bytes, written_bytes
+from sim.processes.usage import ADVICE, PeakMemory, written_bytes
 from training.models.genesis import GPT_SIZES
 
 PEERS = 2
 SETTLING_ROUNDS = 2
 """Of each node, before those that are measured: a founder may have been alone in its first."""
 
-LOOK_S, LOOK_SHARE = 0.25, 0.04
+LOOK_S, LOOK_SHARE = 0.5, 0.04
 """Between two looks at the memory, and which share of the time they may take: the system counts
 every page of a process."""
 
@@ -139,9 +139,8 @@ class NodeTold:
     sealed: dict[int, bool] = field(default_factory=dict)
     """By round, whether this node's contribution is in it."""
 
-    network_bytes: int = 0
-    trainer_bytes: int = 0
-    """The most memory that was seen."""
+    network: PeakMemory = field(default_factory=PeakMemory)
+    trainer: PeakMemory = field(default_factory=PeakMemory)
 
     first: int = 0
     """How many rounds it had begun before the measured ones."""
@@ -265,10 +264,10 @@ def print_sizes(console: Console, rows: Sequence[SizeRow]) -> None:
     table = Table("size", box=None, pad_edge=False)
     for title in ("network B/p", "trainer B/p", "written B/p", "steps", "listed", "a round"):
         table.add_column(title, justify="right")
-    table.add_column("check is off by", justify="right")
+    table.add_column("check off by", justify="right")
     for row in rows:
         found = row.as_json()
-        off = ", ".join(f"{name} {error:+.0%}" for name, error in row.errors.items())
+        off = " ".join(f"{error:+.0%}" for error in row.errors.values())
         table.add_row(
             f"{row.costs.parameters:,}",
             f"{found['network_bytes_per_param']:.1f}",
@@ -277,7 +276,7 @@ def print_sizes(console: Console, rows: Sequence[SizeRow]) -> None:
             f"{row.steps_share:.0%}",
             f"{row.listed_share:.0%}",
             f"{row.round_s:.1f} s",
-            off.replace("_", " "),
+            off,
         )
     console.print(table)
 
@@ -396,8 +395,8 @@ def row_of(name: str, costs: Costs, told: Sequence[NodeTold]) -> SizeRow:
     return SizeRow(
         name=name,
         costs=costs,
-        network_bytes=max(one.network_bytes for one in told),
-        trainer_bytes=max(one.trainer_bytes for one in told),
+        network_bytes=max(one.network.num_bytes for one in told),
+        trainer_bytes=max(one.trainer.num_bytes for one in told),
         written_bytes=max(written),
         steps_share=min(steps_share(one.measured, one.rounds[-1].began_s) for one in told),
         listed_share=sum(listings) / max(1, len(listings)),
@@ -411,18 +410,17 @@ async def _watch_memory(story: Story, told: Mapping[str, NodeTold]) -> None:
     while True:
         began_s = trio.current_time()
         for name, one in told.items():
-            network, trainer = await trio.to_thread.run_sync(_memory_of, story.nodes[name])
-            one.network_bytes = max(one.network_bytes, network)
-            one.trainer_bytes = max(one.trainer_bytes, trainer)
+            await trio.to_thread.run_sync(_look_at_memory, story.nodes[name], one)
         took_s = trio.current_time() - began_s
         await trio.sleep(max(LOOK_S, took_s / LOOK_SHARE))
 
 
-def _memory_of(node: LocalNode) -> tuple[int, int]:
-    """Of the network process and the trainer; 0 of one that is not there."""
-    network = () if node.process is None else (node.process.pid,)
-    trainer = () if node.trainer_pid is None else (node.trainer_pid,)
-    return memory_bytes(network), memory_bytes(trainer)
+def _look_at_memory(node: LocalNode, told: NodeTold) -> None:
+    """Of both processes, as far as they are there."""
+    if node.process is not None:
+        told.network.look(node.process.pid)
+    if node.trainer_pid is not None:
+        told.trainer.look(node.trainer_pid)
 
 
 def _pids(node: LocalNode) -> Sequence[int]:

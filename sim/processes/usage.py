@@ -9,6 +9,7 @@ import mmap
 import os
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from node.processes.machine import Wants
@@ -72,11 +73,51 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 def proportional_bytes(rollup: str) -> int:
     """The proportional set size in a text like /proc/PID/smaps_rollup; 0 if it has none."""
-    for line in rollup.splitlines():
+    return kib_named(rollup, "Pss")
+
+
+def kib_named(text: str, wanted: str) -> int:
+    """Bytes of a line like `Pss: 5 kB` of a text of the system's; 0 if it has none."""
+    for line in text.splitlines():
         name, _, rest = line.partition(":")
-        if name == "Pss":
+        if name == wanted:
             return 1024 * int(rest.split()[0])
     return 0
+
+
+@dataclass(slots=True)
+class PeakMemory:
+    """The most memory that one process takes, its share of what others have as well.
+
+    The system keeps the highest mark of all that a process had, shared or not, and tells its share
+    only of the moment: what others share is taken from the look at which it had most.
+    """
+
+    proportional: int = 0
+    shared: int = 0
+    """Of the same look: what is others' share."""
+
+    high: int = 0
+
+    def look(self, pid: int) -> None:
+        """Ask the system; a process that is gone changes nothing."""
+        with suppress(OSError, ValueError, IndexError):
+            rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
+            status = (_PROC / str(pid) / "status").read_text()
+            self.take(
+                kib_named(rollup, "Rss"), kib_named(rollup, "Pss"), kib_named(status, "VmHWM")
+            )
+
+    def take(self, resident: int, proportional: int, high: int) -> None:
+        """What a look found, in bytes."""
+        if proportional > self.proportional:
+            self.proportional, self.shared = proportional, resident - proportional
+        self.high = max(self.high, high)
+
+    @property
+    def num_bytes(self) -> int:
+        """The most so far."""
+        return max(self.proportional, self.high - self.shared)
 
 
 MEMORY_BYTES_PER_ELEMENT = 40.0

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from node.commands.founding import NodeOptions, TellingOptions, _start
+from node.commands.founding import NodeOptions, TellingOptions, _start, init
 from node.processes.children import child_environment
 from node.processes.machine import (
     Machine,
@@ -21,7 +21,7 @@ from node.processes.machine import (
 )
 from node.settings.check import check_run_file, check_size_here
 from node.settings.footprint import check_room, wants_of
-from node.settings.sections import run_file_text, size_named
+from node.settings.sections import TITLE_DEFAULT, run_file_text, size_named
 from protocol.errors import ConfigError
 from tests.node.test_check import file, people
 from tests.training.replicas import small_manifest
@@ -150,6 +150,15 @@ def test_option_starts_whatever_the_machine_has() -> None:
         start = _start(NodeOptions(skip_machine_check=skips), TellingOptions())
         assert (start.look_at is None) == skips
         assert "skip_machine_check" not in start.options
+
+
+def test_init_writes_the_size_that_is_named(tmp_path: Path) -> None:
+    init(tmp_path / "run.toml", model_size="350m", skip_machine_check=True, json=True)
+    text = (tmp_path / "run.toml").read_text()
+    assert text == run_file_text("run.toml", TITLE_DEFAULT, GPT_SIZES["350m"])
+    with pytest.raises(ConfigError, match="none of 120k"):
+        init(tmp_path / "other.toml", model_size="350")
+    assert not (tmp_path / "other.toml").exists()
 
 
 def test_hole_in_a_file_takes_no_room(tmp_path: Path) -> None:

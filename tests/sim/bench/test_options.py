@@ -12,6 +12,7 @@ from sim.bench.allreduce import AllreduceOptions
 from sim.bench.faults import FaultOptions
 from sim.bench.staging import SLOW_BYTES_PER_S, timing
 from sim.processes.usage import (
+    PeakMemory,
     bytes_to_disk,
     cpu_ticks,
     memory_bytes,
@@ -68,6 +69,25 @@ def test_texts_of_the_system_are_understood():
     assert cpu_ticks(stat) == 730
     assert proportional_bytes("Rss: 9 kB\nPss:    5 kB\n") == 5 * 1024
     assert proportional_bytes("") == 0
+
+
+def test_peak_between_two_looks_is_the_system_s_mark_without_what_others_share() -> None:
+    peak = PeakMemory()
+    peak.take(resident=100, proportional=70, high=100)
+    peak.take(resident=120, proportional=80, high=300)
+    peak.take(resident=50, proportional=45, high=300)
+    assert peak.num_bytes == 300 - 40
+    calm = PeakMemory()
+    calm.take(resident=100, proportional=70, high=0)
+    assert calm.num_bytes == 70
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system says it in /proc")
+def test_peak_of_a_living_process_is_at_least_what_it_has() -> None:
+    peak = PeakMemory()
+    peak.look(os.getpid())
+    peak.look(1 << 30)
+    assert peak.num_bytes >= memory_bytes([os.getpid()]) // 2 > 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system says it in /proc")

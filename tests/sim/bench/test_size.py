@@ -81,7 +81,8 @@ def node(*, listed: bool, written: int, memory: tuple[int, int] = (5, 7)) -> Nod
             told.first, told.num_sealed = len(told.rounds) - 1, len(told.sealed)
         told.hear(sealed(number + 1, was_listed=listed or number < 2), 10.0 * number + 9.0)
     told.written_bytes = written
-    told.network_bytes, told.trainer_bytes = memory
+    told.network.take(memory[0], memory[0], 0)
+    told.trainer.take(memory[1], memory[1], 0)
     return told
 
 
