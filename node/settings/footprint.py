@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from node.holdings.shard_store import ROUNDS_KEPT as STATES_KEPT
+from node.holdings.shard_store import ROUNDS_KEPT
 from node.holdings.states import cell_sizes
 from node.processes.machine import Machine, Wants, check_machine, held_bytes
 from node.settings.run_file import EXPECTED_PEERS, num_reducers
@@ -36,7 +36,7 @@ Place = Literal["memory", "card", "disk", "written"]
 """`card` is the memory of the device, where there is one beside the processor; else it is memory.
 `written` is what goes to the disk in a round."""
 
-NETWORK_BASE_BYTES, TRAINER_BASE_BYTES = 105 * MIB, 280 * MIB
+NETWORK_BASE_BYTES, TRAINER_BASE_BYTES = 115 * MIB, 280 * MIB
 """Of the two processes before they hold a number: libraries, torch and its threads, and what large
 writes are staged in. Measured with `barnraise bench size`."""
 
@@ -71,8 +71,10 @@ TABLE = (
     Item("network", "memory", "outer state", "slots", 1, "stepped in place"),
     Item("network", "memory", "own contribution", "payload", 0.5, "mapped, as it was written"),
     Item("network", "memory", "the one before", "payload", 1, "for who is a round behind"),
-    Item("network", "memory", "parts of others", "parts", 2, "of this round and the one before"),
-    Item("network", "memory", "result", "result", 1, "left to the disk with the seal"),
+    Item(
+        "network", "memory", "parts of others", "parts", 1 + ROUNDS_KEPT, "of this round and before"
+    ),
+    Item("network", "memory", "results", "result", 2, "until it is on the disk the next one comes"),
     Item("network", "memory", "audit", "audited", 7, "states before and after, and a residual"),
     # Memory of the trainer; `card` is the device's, where there is one.
     Item("trainer", "card", "weights", "vector", 1, "float32"),
@@ -117,8 +119,6 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
     has_residual, spec = outer.feedback > 0, channel_spec(manifest, 0)
     fragment = FLOAT_BYTES * max(layout.fragment_numels)
     parts = outer.overlap * payload * reducers * (peers - 1) / peers
-    if outer.everybody_sums:
-        parts *= 1 + STATES_KEPT  # Who is a round behind sums them too.
     variates = 4 * vector * preset.has_variates
     inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
     return {
