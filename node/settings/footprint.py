@@ -75,7 +75,7 @@ TABLE = (
         "network", "memory", "parts of others", "parts", 1 + ROUNDS_KEPT, "of this round and before"
     ),
     Item("network", "memory", "results", "result", 2, "until it is on the disk the next one comes"),
-    Item("network", "memory", "state being written", "state", 0.5, "as a round ends; fitted"),
+    Item("network", "memory", "state being written", "state", 0.375, "as a round ends; fitted"),
     Item("network", "memory", "audit", "audited", 7, "states before and after, and a residual"),
     # Memory of the trainer; `card` is the device's, where there is one.
     Item("trainer", "card", "weights", "vector", 1, "float32"),
