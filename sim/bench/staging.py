@@ -9,6 +9,7 @@ from pathlib import Path
 
 import trio
 
+from node.processes.machine import check_machine, read_machine
 from node.reporting.tracing import Record, parse_trace_line
 from node.settings.run_file import topology_for
 from node.state.config import SECURITIES
@@ -37,7 +38,7 @@ from sim.processes.sitting import (
     clock,
     rounded,
 )
-from sim.processes.usage import check_needs, needs
+from sim.processes.usage import ADVICE, needs
 from training.aggregation import AGGREGATORS
 from training.compression import CODECS
 
@@ -98,7 +99,8 @@ class BenchOptions:
 def prepare(options: BenchOptions) -> None:
     """Make the folder and look whether this machine is large enough. Raises ConfigError."""
     claim_folder(options.folder)
-    check_needs(needs(options.peers, options.elements), options.folder)
+    wants, machine = needs(options.peers, options.elements), read_machine(options.folder)
+    check_machine(wants, machine, advice=ADVICE.format("--peers or --elements"))
 
 
 # The run's manifest -------------------------------------------------------------------------------

@@ -108,7 +108,8 @@ class LocalNode:
             line += ["--join", self.bootstrap[0], "--observer"]
         else:
             line += ["--manifest", str(manifest)]
-        line += ["--trace", str(self.trace), "--events", "--validate-every", "0", "--device", "cpu"]
+        line += ["--trace", str(self.trace), "--events", "--device", "cpu"]
+        line += ["--validate-every", "1" if options.validates else "0"]
         line += ["--threads", str(trainer_threads(options.peers)), "--security", options.security]
         if self.port is None:
             line += ["--listen", f"/ip4/{HOST}/tcp/0"]

@@ -93,6 +93,9 @@ class LocalOptions:
     lag: int | None = None
     """Rounds in flight, L of R1; None are the preset's."""
 
+    validates: bool = False
+    """Whether nodes measure the loss on held-out text in turn, as they do by default."""
+
     steps: int | None = None
     """Inner steps of a round of real training; None are the preset's, or the demo's."""
 

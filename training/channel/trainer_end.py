@@ -241,8 +241,8 @@ class ChannelExchange:
 
     def draft(self) -> NDArray[np.uint8]:
         """Where the cells of the next contribution are to lie, one behind the other: what lies
-        there already `begin` need not copy. Asked once its round has begun. Nowhere while a slot may
-        still be in use."""
+        there already `begin` need not copy. Asked once its round has begun; nowhere while a slot
+        may still be in use."""
         if self._channel.spec.slots > 1:
             return np.empty(0, np.uint8)
         return self._channel.payload_memory(self._place)
