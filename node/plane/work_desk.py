@@ -1,7 +1,6 @@
 """Work over bulk streams (R10): who asks is shown what the beacon named it for, within a quota; and
 what comes is kept where a segment here begins with it.
 
-C cells of the shard
 """
 
 import logging
@@ -21,17 +20,23 @@ from protocol.core.node_core import NodeCore
 from protocol.errors import LimitError, ProofError, StateError
 from protocol.grid import Layout, cell_root, check_merkle_proof, merkle_proof
 from protocol.identity import PeerId, short_id
-from protocol.segments import TAIL_BYTES, num_state_cells, root_of
+from protocol.segments import (
+    MOMENTS,
+    STATE,
+    WorkKind,
+    num_state_cells,
+    residual_sizes,
+    root_of,
+    state_sizes,
+)
 from training.audits.traces import StoredCells, TraceFolder
 
 # Work store ---------------------------------------------------------------------------------------
 #
 # Inner states and residuals as content that their roots name: what audits begin with (R10).
 #
-# C cells of the shard
-#
-# A state is as `protocol.segments` has it, a residual the C cells of one vector. In a simulated
-# world states have other moments and no tail. Whoever has one may serve it.
+# A state is as `protocol.segments` has it, a residual the cells of one fragment. In a simulated
+# world states have fewer moments. Whoever has one may serve it.
 
 FindOwn = Callable[[bytes], Sequence[bytes]]
 """The cells that the own trainer keeps under a root; empty for another one."""
@@ -40,33 +45,32 @@ FindOwn = Callable[[bytes], Sequence[bytes]]
 class WorkStore:
     """What was fetched for audits, and what is served. Memory is bounded by what is asked for."""
 
-    def __init__(self, layout: Layout, find_own: FindOwn, *, has_tail: bool) -> None:
-        """`has_tail` says that states end with a cell of their own."""
+    def __init__(self, layout: Layout, find_own: FindOwn, *, moments: int = MOMENTS) -> None:
         self._layout = layout
         self._find_own = find_own
-        self._has_tail = has_tail
+        self._sizes: dict[WorkKind, tuple[int, ...]] = {STATE: state_sizes(layout, moments)}
         self._found: dict[bytes, dict[int, bytes]] = {}
 
-    def put(self, subject: bytes, item: Item, *, counts: Collection[int]) -> None:
-        """Keep a cell of a subject that has so many, or so many. Raises LimitError or ProofError
-        where it fits none of these numbers: the sender's fault."""
-        *others, last = sorted(counts)
-        for count in others:
+    def put(self, subject: bytes, item: Item, *, kinds: Collection[WorkKind]) -> None:
+        """Keep a cell of a subject that is of that kind, or of one of these. Raises LimitError or
+        ProofError where it fits none of them: the sender's fault."""
+        *others, last = sorted(kinds)
+        for kind in others:
             with suppress(LimitError, ProofError):
-                self._put(subject, item, count)
+                self._put(subject, item, kind)
                 return
         self._put(subject, item, last)
 
-    def _put(self, subject: bytes, item: Item, count: int) -> None:
-        if item.index >= count:
-            raise LimitError(f"cell {item.index} of {count}")
-        each = self._layout.num_cells(0)
-        is_tail = self._has_tail and count > each and item.index == count - 1
-        numel = self._layout.cell_numel(0, item.index % each)
-        if len(item.payload) != (TAIL_BYTES if is_tail else 4 * numel):
+    def _put(self, subject: bytes, item: Item, kind: WorkKind) -> None:
+        if kind not in self._sizes:
+            self._sizes[kind] = residual_sizes(self._layout, kind)
+        sizes = self._sizes[kind]
+        if item.index >= len(sizes):
+            raise LimitError(f"cell {item.index} of {len(sizes)}")
+        if len(item.payload) != sizes[item.index]:
             raise LimitError(f"cell {item.index} has {len(item.payload)} bytes")
         node = cell_root(item.payload)
-        check_merkle_proof(subject, node, item.proof, index=item.index, count=count)
+        check_merkle_proof(subject, node, item.proof, index=item.index, count=len(sizes))
         self._found.setdefault(subject, {})[item.index] = item.payload
 
     def items(self, subject: bytes, cells: Sequence[int]) -> list[Item]:
@@ -161,8 +165,8 @@ class WorkDesk:
         """`folder` gets a file for each segment that the trainer is to run again."""
         self._core, self._layout, self._hooks = core, layout, hooks
         self._folder = folder
-        self._works = WorkStore(layout, traces.find, has_tail=True)
-        most = AUDITS_PER_ERA * (2 * num_state_cells(layout) + layout.num_cells(0))
+        self._works = WorkStore(layout, traces.find)
+        most = AUDITS_PER_ERA * (2 * num_state_cells(layout) + max(layout.fragment_cells))
         self._quota = WorkQuota(most)
         self._waiting: Counter[PeerId] = Counter()
         self._traces = traces
@@ -174,8 +178,8 @@ class WorkDesk:
 
     def close_rounds(self) -> None:
         """After a seal: what nobody may ask for any more need not be kept. Raises OSError."""
-        for index in self._core.audits.closed:
-            self._traces.close(index)
+        for index, segments in self._core.audits.open_segments.items():
+            self._traces.close(index, still_open=segments)
 
     # Out ----------------------------------------------------------------------------------------
 
@@ -222,15 +226,15 @@ class WorkDesk:
 
     def wants(self, subject: bytes) -> bool:
         """Whether a segment here begins with it."""
-        return bool(self._core.audits.counts(subject))
+        return bool(self._core.audits.kinds(subject))
 
     def keep(self, subject: bytes, item: Item) -> bool:
         """Take a cell in; False if it is not needed any more, which is nobody's fault. Raises
         LimitError or ProofError for what is not of that subject."""
-        counts = self._core.audits.counts(subject)
-        if not counts:
+        kinds = self._core.audits.kinds(subject)
+        if not kinds:
             return False
-        self._works.put(subject, item, counts=counts)
+        self._works.put(subject, item, kinds=kinds)
         return True
 
     def forget(self) -> None:
