@@ -305,27 +305,32 @@ STATE_VECTORS = 3
 
 
 def audit_bytes(found: Checked) -> int:
-    """What one audit moves: the state that a segment begins with, the last one, and a residual."""
-    return 4 * (2 * STATE_VECTORS + 1) * found.costs.parameters
+    """What one audit moves: the state that a segment begins with; of the encoding the weights of a
+    fragment, and a residual."""
+    fragment = found.costs.parameters / found.manifest.layout(0).num_fragments
+    return round(4 * (STATE_VECTORS * found.costs.parameters + 2 * fragment))
 
 
 def trace_bytes(found: Checked) -> int:
-    """What a node keeps of its rounds for those who may ask, on average.
+    """What a node keeps of its rounds for those who may ask, on average, as a round ends.
 
-    Of a round an anchor, the states that `kept_states` names, and a residual; where it follows upon
-    one that is whole, its first moments are the other's last. The last two are whole, for their
-    beacons are not known; of FETCHED_WITHIN + 1 before them those for which somebody may have been
-    drawn, at SUSPECT_RATE or more; of the others the anchor alone.
+    The last two rounds are whole, for their beacons are not known: the states that `kept_states`
+    names, and a residual; the first is the anchor, what the round before left of the other
+    fragments, and its moments. Of FETCHED_WITHIN + 1 before them those are kept for which somebody
+    may have been drawn, at SUSPECT_RATE or more: a state, the weights of a fragment and a residual.
+    Anchors of all that are judged differ in one fragment each.
     """
     audits = found.manifest.audits
     if not audits.rate:
         return 0
     later = len(kept_states(found.manifest)) - 1
-    anchor, first_moments, others = 1, STATE_VECTORS - 1, STATE_VECTORS * later + 1
+    fragment = 1.0 / found.manifest.layout(0).num_fragments
+    first = STATE_VECTORS - fragment  # One fragment of its weights is the anchor's.
+    whole = STATE_VECTORS * later + fragment
     # Of v auditors each is drawn with rate / v: none with e^-rate, for many.
     drawn = (FETCHED_WITHIN + 1) * (1.0 - math.exp(-max(audits.rate, SUSPECT_RATE)))
-    whole = 2 + drawn
-    vectors = TRACED_ROUNDS_KEPT * anchor + whole * others + (1 + drawn) * first_moments
+    anchors = 1.0 + (TRACED_ROUNDS_KEPT - 1) * fragment
+    vectors = anchors + first + 2 * whole + drawn * (first + 2 * fragment)
     return round(4 * vectors * found.costs.parameters)
 
 

@@ -55,7 +55,7 @@ from protocol.rounds.round_config import RoundConfig
 from protocol.rounds.round_view import RoundView
 from protocol.rounds.seating import answerable
 from protocol.rounds.signals import Signals
-from protocol.segments import STATE, WorkKind, encoded_end, num_state_cells
+from protocol.segments import STATE, WorkKind, encoded_end, trained_end
 
 Key = tuple[bytes, int]
 """A COMMIT and one segment of the work behind it."""
@@ -204,9 +204,11 @@ OPENS_WITHIN = 2
 def end_of(commit: Commit, segment: int) -> bytes:
     """What names the end of a segment, by what its COMMIT says; the last one is the encoding."""
     work = commit.work[0]
-    if segment + 1 < len(work.trace):
+    if segment + 2 < len(work.trace):
         return work.trace[segment + 1]
-    return encoded_end(commit.root, commit.residual_after, work.after)
+    if segment + 2 == len(work.trace):
+        return trained_end(work.trace[-1], work.after)
+    return encoded_end(commit.root, commit.residual_after)
 
 
 @dataclass(slots=True)
@@ -237,7 +239,6 @@ class Audits:
         self.device = config.device
         """Its class: what its trainer says, once that is up."""
         self._layout = layout = manifest.layout(0)
-        self._state_cells = num_state_cells(layout, config.moments)
         self._samples_each = config.clock.samples_each
         self._onion = Onion(signer, manifest.digest) if self.is_on else None
         self._rounds = Rounds(head, layout.num_fragments)
@@ -451,20 +452,23 @@ class Audits:
 
     def _needs(self, commit: Commit, segment: int, round_index: int) -> dict[bytes, WorkKind]:
         """The subjects that a segment begins with, and what each is."""
-        work = commit.work[0]
-        needs: dict[bytes, WorkKind] = {work.trace[min(segment, self._law.segments)]: STATE}
-        if segment == self._law.segments and commit.residual_before != EMPTY_ROOT:
-            needs[commit.residual_before] = self._layout.fragment_of(round_index)
+        work, fragment = commit.work[0], self._layout.fragment_of(round_index)
+        if segment < self._law.segments:
+            return {work.trace[segment]: STATE}
+        needs = {work.trace[segment]: WorkKind("weights", fragment)}
+        if commit.residual_before != EMPTY_ROOT:
+            needs[commit.residual_before] = WorkKind("residual", fragment)
         return needs
 
-    def _count(self, kind: WorkKind) -> int:
-        return self._state_cells if kind == STATE else self._layout.num_cells(kind)
+    def _lacking(self, subject: bytes, kind: WorkKind) -> list[int]:
+        held = self._held.get(subject, set())
+        return sorted(set(kind.cells(self._layout, self._config.moments)) - held)
 
     def _ask(self, key: Key, task: _Task) -> Iterator[ev.RoundAction]:
         """Ask whoever may have it for what is not here."""
         missing = False
         for subject, kind in task.needs.items():
-            cells = sorted(set(range(self._count(kind))) - self._held.get(subject, set()))
+            cells = self._lacking(subject, kind)
             missing |= bool(cells)
             for source in task.sources:
                 for first in range(0, len(cells), limits.WANT_CELLS_MAX):
@@ -476,8 +480,7 @@ class Audits:
     def _run(self, key: Key, task: _Task) -> Iterator[ev.RoundAction]:
         """Once all is here that it begins with."""
         on = self._rounds.at(task.round)
-        needs = task.needs.items()
-        is_whole = all(len(self._held.get(s, ())) == self._count(kind) for s, kind in needs)
+        is_whole = not any(self._lacking(*need) for need in task.needs.items())
         if on is None or task.is_over or task.is_running or not is_whole:
             return
         task.is_running = True

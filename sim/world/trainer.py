@@ -107,15 +107,9 @@ class TracedWork:
         done = ev.WorkDone(trace=tuple(trace), before=before, after=after)
         return Traced(done, states, begins, state, float(np.mean(losses)) if losses else None)
 
-    def again(
-        self,
-        task: ev.Rerun,
-        state: tuple[bytes, ...],
-        residual: tuple[bytes, ...],
-        anchor_N: Vector,
-    ) -> bytes:
-        """What names the end of a segment that begins with these cells; empty where nobody here can
-        tell, for nothing is known of what its owner inherited."""
+    def again(self, task: ev.Rerun, work: bytes, anchor_N: Vector) -> bytes:
+        """What names the end of a segment that begins with this; empty where nobody here can tell,
+        for nothing is known of what its owner inherited."""
         found = AuditTask(
             place=SegmentPlace(
                 round=task.round, step=task.step, segment=task.segment, lease=task.lease
@@ -125,8 +119,6 @@ class TracedWork:
             inherited=task.inherited,
             since=task.since,
         )
-        is_encoding = task.segment == self.segments
-        work = b"".join((*state, *(residual if is_encoding else ())))
         return rerun(self._manifest, found, work, anchor_N, self, moments=MOMENTS)
 
     def run(self, state: SegmentState, place: SegmentPlace) -> SegmentState:

@@ -316,13 +316,28 @@ def test_audits_cost_what_they_run_again_move_and_keep(tmp_path: Path) -> None:
     said = check_json(found, None)
     parameters = found.costs.parameters
     assert said["audited_share"] == 0.05
-    # A state of weights and two moments, the last one, and a residual.
-    assert said["audit_bytes"] == round(0.2 * 28 * parameters)
-    # Eight anchors; of the two last rounds, and of 1.18 of three before them, two states and a
-    # residual; and the moments that these began with, but for one that shares them.
-    vectors = 8 + (2 + 1.18) * (2 * 3 + 1) + (1 + 1.18) * 2
+    # A state of weights and two moments; the weights that were encoded, and a residual.
+    assert said["audit_bytes"] == round(0.2 * 20 * parameters)
+    # Eight anchors; of the two last rounds the last state and a residual, and the moments that the
+    # first of them began with; of 1.18 of three before them moments, weights and a residual.
+    vectors = 8 + 2 * (3 + 1) + 2 + 1.18 * (2 + 2)
     assert said["trace_bytes"] == pytest.approx(4 * vectors * parameters, rel=1e-3)
     assert "5.0% more training" in people(found)
+
+
+def test_audits_of_several_fragments_take_less_of_the_disk_and_of_the_line(tmp_path: Path) -> None:
+    text = "trust = 'open'\n[outer]\npreset = 'diloco'\nfragments = 4\n[audits]\nrate = 0.2"
+    found = check_run_file(file(tmp_path, text), 8)
+    said = check_json(found, None)
+    parameters = found.costs.parameters
+    assert said["audit_bytes"] == pytest.approx(0.2 * 14 * parameters, rel=1e-6)
+    # Anchors of which each differs from the one before in a fourth, and so on.
+    vectors = (1 + 7 / 4) + 2.75 + 2 * 3.25 + 1.18 * (2.75 + 0.5)
+    assert said["trace_bytes"] == pytest.approx(4 * vectors * parameters, rel=1e-3)
+    assert vectors * 4 < 0.5 * 138.5, "what it took before, with one fragment"
+
+
+def test_run_without_audits_keeps_no_states(tmp_path: Path) -> None:
     plain = check_run_file(file(tmp_path, "trust = 'open'"), 8)
     assert check_json(plain, None)["trace_bytes"] == 0
     assert "audits" not in people(plain)

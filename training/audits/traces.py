@@ -45,6 +45,7 @@ from protocol.segments import (
     SegmentPlace,
     SegmentState,
     Vector,
+    WorkKind,
     begins_rightly,
     cells_of,
     cells_of_fragment,
@@ -52,11 +53,10 @@ from protocol.segments import (
     kept_states,
     num_cells,
     num_state_cells,
-    residual_sizes,
     root_of,
-    state_bytes,
     state_of,
     state_sizes,
+    trained_end,
 )
 from training.channel.exchange import TraceRoots
 from training.channel.frames import Audit, Reopen
@@ -110,6 +110,11 @@ class StoredCells(Sequence[bytes]):
         """Whether all its files are there; what is in them nobody has looked at."""
         return all(piece.path.is_file() for piece in self._pieces)
 
+    def are_kept(self, cells: Sequence[int]) -> bool:
+        """Whether the files are there that these cells are in; of no such cell none is."""
+        pieces = {self._piece_of(index).path for index in cells if 0 <= index < len(self)}
+        return all(path.is_file() for path in pieces)
+
     def __len__(self) -> int:
         return len(self.roots)
 
@@ -122,7 +127,7 @@ class StoredCells(Sequence[bytes]):
             return tuple(self[one] for one in range(*index.indices(len(self))))
         if not 0 <= index < len(self):
             raise IndexError(index)
-        piece = next(one for one in reversed(self._pieces) if one.first <= index)
+        piece = self._piece_of(index)
         place = index - piece.first
         try:
             with piece.path.open("rb") as file:
@@ -133,6 +138,9 @@ class StoredCells(Sequence[bytes]):
         if cell_root(data) != self.roots[index]:
             raise IndexError(f"cell {index} of {piece.path} is damaged")
         return data
+
+    def _piece_of(self, index: int) -> _Piece:
+        return next(one for one in reversed(self._pieces) if one.first <= index)
 
 
 def _piece_name(roots: Sequence[bytes]) -> str:
@@ -272,7 +280,8 @@ class TraceFolder:
             # What the newest one began with comes back where no seal lists it.
             is_newest = trace.place.round == kept[-1]
             segments = None if is_newest else self.still_open(trace.place.round)
-            wanted.update(name for part in _parts(trace, segments) for name in part.names)
+            fragment = self._layout.fragment_of(trace.place.round)
+            wanted.update(_names_needed(trace, segments, fragment))
         for path in self._folder.iterdir():
             is_left = path.suffix == CELLS_SUFFIX and path.name not in wanted
             if is_left or path.name.startswith(WRITING):
@@ -375,16 +384,21 @@ class TraceFolder:
         return known[1]
 
 
-def _parts(trace: Trace, segments: frozenset[int] | None) -> Iterator[StoredCells]:
-    """What of a round is needed where these segments may be asked for; all for None."""
+def _names_needed(trace: Trace, segments: frozenset[int] | None, fragment: int) -> Iterator[str]:
+    """The files of a round that are needed where these segments may be asked for; all for None."""
     encoding = len(trace.states) - 1
+    residual = [] if trace.residual is None else trace.residual.names
     if segments is None:
-        yield from trace.states
-    else:
-        # A state that was not kept is made again from the last one before it.
-        yield from (trace.states[trace.kept_before(min(one, encoding))] for one in segments)
-    if trace.residual is not None and (segments is None or encoding in segments):
-        yield trace.residual
+        yield from (name for state in trace.states for name in state.names)
+        yield from residual
+        return
+    for segment in segments:
+        if segment == encoding:
+            yield trace.states[encoding].names[fragment]
+            yield from residual
+        else:
+            # A state that was not kept is made again from the last one before it.
+            yield from trace.states[trace.kept_before(segment)].names
 
 
 def read_trace_names(path: Path, manifest: RunManifest) -> Trace:
@@ -403,7 +417,7 @@ def read_trace_names(path: Path, manifest: RunManifest) -> Trace:
         each = [(found, sizes, cuts) for found in names]
         each.append((anchor, sizes[: num_cells(layout)], cuts[:-1]))
         if residual is not None:
-            of_residual = residual_sizes(layout, layout.fragment_of(index))
+            of_residual = WorkKind("residual", layout.fragment_of(index)).sizes(layout)
             each.append((residual, of_residual, [len(of_residual)]))
         for found, expected, _ in each:
             if len(found) != len(expected) or any(len(root) != ROOT_BYTES for root in found):
@@ -503,48 +517,38 @@ def rerun(
 ) -> bytes:
     """What names the end of the segment; empty where nobody here can tell.
 
-    `work` is the state that it begins with, and behind that the residual if there is one.
-    `anchor_N` is the sealed anchor that the round began with, None where it is not known here.
+    `work` is the state that it begins with; of the encoding the weights of the fragment that the
+    round is about, and behind them the residual if there is one. `anchor_N` is the sealed anchor
+    that the round began with, None where it is not known here.
     """
-    layout, segments = manifest.layout(0), manifest.audits.segments
-    segment, fragment = task.place.segment, layout.fragment_of(task.place.round)
-    size = state_bytes(layout, moments)
-    try:
-        state = state_of(layout, memoryview(work)[:size], moments)
-        residual_N = _residual(work[size:], layout.fragment_numels[fragment])
-    except ValueError:
-        return NO_START  # Of the right root, and yet no state: its owner made it up.
-    vectors = (state.weights_N, *state.moments, *([] if residual_N is None else [residual_N]))
-    if not all(map(all_finite, vectors)):
-        return NO_START
-    if segment in (0, segments):
+    layout, segment = manifest.layout(0), task.place.segment
+    if segment in (0, manifest.audits.segments):
         if anchor_N is None or not task.inherited:
             return b""
         if (task.before, task.residual_before) not in task.inherited:
             return NO_START
+    if segment == manifest.audits.segments:
+        assert anchor_N is not None
+        return _encoded(manifest, task, work, anchor_N)
+    try:
+        state = state_of(layout, work, moments)
+    except ValueError:
+        return NO_START  # Of the right root, and yet no state: its owner made it up.
+    if not all(map(all_finite, (state.weights_N, *state.moments))):
+        return NO_START
     if segment == 0 and not _is_start(layout, task, state, anchor_N):
         return NO_START
-    if segment < segments:
-        try:
-            with np.errstate(all="ignore"):
-                return root_of(runs.run(state, task.place).cells(layout))
-        except MODEL_ERRORS as error:
-            # Too little memory, or a model that does not take these numbers: no word against it.
-            logger.warning("audit given up segment=%d reason=%s", segment, error)
-            return b""
-    assert anchor_N is not None
-    span = layout.fragment_span(fragment)
-    with np.errstate(all="ignore"):
-        drift_N = anchor_N[span] - state.weights_N[span]
-    return _encoded(manifest, drift_N, residual_N, state.handed_on(layout).inner_root(layout))
-
-
-def _residual(data: bytes, numel: int) -> Vector | None:
-    if not data:
-        return None
-    if len(data) != 4 * numel:
-        raise ValueError(f"a residual of {len(data)} bytes")
-    return np.frombuffer(data, dtype="<f4").astype(np.float32)
+    try:
+        with np.errstate(all="ignore"):
+            end = runs.run(state, task.place)
+    except MODEL_ERRORS as error:
+        # Too little memory, or a model that does not take these numbers: no word against it.
+        logger.warning("audit given up segment=%d reason=%s", segment, error)
+        return b""
+    root = root_of(end.cells(layout))
+    if segment + 1 < manifest.audits.segments:
+        return root
+    return trained_end(root, end.handed_on(layout).inner_root(layout))
 
 
 def _is_start(
@@ -557,14 +561,19 @@ def _is_start(
     return begins_rightly(layout, state, anchor_N, since=task.since, round_index=index)
 
 
-def _encoded(
-    manifest: RunManifest, drift_N: Vector, residual_N: Vector | None, after: bytes
-) -> bytes:
+def _encoded(manifest: RunManifest, task: AuditTask, work: bytes, anchor_N: Vector) -> bytes:
+    layout, index = manifest.layout(0), manifest.layout(0).fragment_of(task.place.round)
+    span, numel = layout.fragment_span(index), layout.fragment_numels[index]
+    if len(work) not in (4 * numel, 8 * numel):
+        return NO_START
+    vectors = np.frombuffer(work, dtype="<f4").astype(np.float32).reshape(-1, numel)
+    if not all(map(all_finite, vectors)):
+        return NO_START
     feedback = make_feedback(manifest)
-    feedback.restore(residual_N)
+    feedback.restore(vectors[1] if len(vectors) > 1 else None)
     try:
         with np.errstate(all="ignore"):
-            encoded = feedback.encode(drift_N)
+            encoded = feedback.encode(anchor_N[span] - vectors[0])
     except (ValueError, DecodeError):
         return NO_START  # Not finite, or not when it is decoded: nobody can have sent that.
-    return encoded_end(root_of(encoded.payloads), encoded.residual_after, after)
+    return encoded_end(root_of(encoded.payloads), encoded.residual_after)

@@ -26,6 +26,7 @@ from protocol.segments import (
     STATE,
     SegmentPlace,
     SegmentState,
+    WorkKind,
     cells_of,
     num_state_cells,
     root_of,
@@ -50,7 +51,7 @@ MANIFEST = replace(
 )
 LAYOUT = MANIFEST.layout(0)
 COUNT = num_state_cells(LAYOUT)
-OF_FRAGMENT = 0
+OF_FRAGMENT = WorkKind("residual")
 
 
 def state(seed: int) -> SegmentState:
@@ -69,8 +70,8 @@ class Told:
     """Stands for the machine that knows what is audited."""
 
     opened: set[tuple[PeerId, bytes]] = field(default_factory=set)
-    needed: dict[bytes, int] = field(default_factory=dict)
-    made_up: dict[bytes, int] = field(default_factory=dict)
+    needed: dict[bytes, WorkKind] = field(default_factory=dict)
+    made_up: dict[bytes, WorkKind] = field(default_factory=dict)
     """Of somebody who gives another's root as its own."""
     shunned: frozenset[PeerId] = frozenset()
     open_segments: dict[int, frozenset[int]] = field(default_factory=dict)
@@ -78,7 +79,7 @@ class Told:
     def may_open(self, peer: PeerId, subject: bytes) -> bool:
         return (peer, subject) in self.opened
 
-    def kinds(self, subject: bytes) -> frozenset[int]:
+    def kinds(self, subject: bytes) -> frozenset[WorkKind]:
         told = (self.needed, self.made_up)
         return frozenset(needed[subject] for needed in told if subject in needed)
 
@@ -180,7 +181,8 @@ def test_own_work_and_its_residual_need_nobody(tmp_path):
     task = replace(task, commit=replace(task.commit, residual_before=root))
     path = owner.work.write(task, 1)
     assert path is not None
-    assert path.read_bytes() == b"".join(STATES[2].cells(LAYOUT)) + residual
+    weights = b"".join(STATES[2].cells(LAYOUT)[: LAYOUT.num_cells(0)])
+    assert path.read_bytes() == weights + residual
 
 
 async def test_owner_of_a_residual_is_not_to_blame_for_who_says_it_were_its_own_state(tmp_path):

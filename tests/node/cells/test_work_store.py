@@ -10,14 +10,14 @@ from node.holdings.states import Item
 from node.plane.work_desk import WorkStore
 from protocol.errors import PeerError
 from protocol.grid import EMPTY_ROOT, Layout, ShardSpec, TensorSpec
-from protocol.segments import STATE, SegmentState, cells_of_fragment, root_of, state_of
+from protocol.segments import STATE, SegmentState, WorkKind, cells_of_fragment, root_of, state_of
 
 LAYOUT = Layout(ShardSpec("model", (TensorSpec("w", (2500,)),), ((0,),)), 1024)
 
 
 COUNT = 7
 """Cells of two vectors, and a tail."""
-OF_FRAGMENT = 0
+OF_FRAGMENT, WEIGHTS = WorkKind("residual"), WorkKind("weights")
 
 
 def state(seed: int) -> SegmentState:
@@ -41,14 +41,16 @@ def test_state_that_was_fetched_is_the_one_that_was_served_and_is_served_on(seed
     store = store_of()
     for item in items[1:]:
         store.put(root, item, kinds={STATE})
-    assert not store.cells(root)
-    assert not store.items(root, range(COUNT))
+    assert not store.read(root, STATE)
+    assert store.items(root, range(COUNT)) == items[1:]
+    # Of several fragments the weights of one are enough for the encoding.
+    assert not store.read(root, WEIGHTS)
     store.put(root, items[0], kinds={STATE})
-    found = state_of(LAYOUT, b"".join(store.cells(root)), 1)
+    found = state_of(LAYOUT, b"".join(store.read(root, STATE)), 1)
     assert found.cells(LAYOUT) == state(seed).cells(LAYOUT)
     assert store.items(root, [3, 3, 99]) == [items[3]]
     store.keep(())
-    assert not store.cells(root)
+    assert not store.read(root, STATE)
 
 
 def test_cell_that_is_not_the_one_is_refused(seed):
@@ -67,7 +69,7 @@ def test_cell_that_is_not_the_one_is_refused(seed):
             store.put(root, wrong, kinds={STATE})
     with pytest.raises(PeerError):
         store.put(root, first, kinds={OF_FRAGMENT})
-    assert not store.cells(root)
+    assert not store.read(root, STATE)
 
 
 def test_cells_say_themselves_what_they_are_of(seed):
@@ -94,10 +96,10 @@ def test_residual_is_of_the_cells_of_its_fragment(seed):
         items = owner.items(root, range(len(cells)))
         store = WorkStore(layout, lambda _: ())
         with pytest.raises(PeerError):
-            store.put(root, items[-1], kinds={1 - fragment})
+            store.put(root, items[-1], kinds={WorkKind("residual", 1 - fragment)})
         for item in items:
-            store.put(root, item, kinds={fragment})
-        assert tuple(store.cells(root)) == cells
+            store.put(root, item, kinds={WorkKind("residual", fragment)})
+        assert tuple(store.read(root, WorkKind("residual", fragment))) == cells
 
 
 def test_nothing_has_a_root_of_its_own():

@@ -25,7 +25,7 @@ from protocol.messages import (
     sign_message,
 )
 from protocol.rounds.round_view import RoundSeals
-from protocol.segments import STATE
+from protocol.segments import STATE, WorkKind
 from tests.node.builders import CONFIG, Voice, head_of, peers_named, toy_manifest
 
 ME, LIAR, VICTIM, THIRD = PEERS = peers_named(4)
@@ -34,7 +34,7 @@ MANIFEST = replace(
 )
 CELLS = MANIFEST.layout(0).num_cells(0)
 STATE_CELLS = CELLS * (1 + CONFIG.moments) + 1
-OF_FRAGMENT = 0
+OF_FRAGMENT, WEIGHTS = WorkKind("residual"), WorkKind("weights")
 HEAD = head_of(PEERS).value
 
 Bend = Callable[[PeerId, dict[str, Any]], dict[str, Any] | None]
@@ -123,12 +123,12 @@ def test_liar_who_gives_a_residual_as_its_state_leaves_its_owner_audited_and_unh
     both = {(LIAR, residual), (VICTIM, residual)}
     scene = next(one for one in scenes if both <= one.asked())
     audits = scene.audits
-    # What comes of it is measured as either kind: the owner's cells are cells of a residual.
-    assert audits.kinds(residual) == {OF_FRAGMENT, STATE}
-    assert audits.kinds(state) == {STATE}
+    # What comes of it is measured as any of them: the owner's cells are cells of a residual.
+    assert {OF_FRAGMENT} < audits.kinds(residual) <= {OF_FRAGMENT, WEIGHTS, STATE}
+    assert audits.kinds(state) == {WEIGHTS}
     assert audits.kinds(bytes(32)) == frozenset()
     assert list(audits.cells_came(residual, tuple(range(CELLS)))) == []
-    runs = list(audits.cells_came(state, tuple(range(STATE_CELLS))))
+    runs = list(audits.cells_came(state, tuple(range(CELLS))))
     assert [(run.sender, run.segment) for run in runs if isinstance(run, ev.Rerun)] == [(VICTIM, 2)]
 
 

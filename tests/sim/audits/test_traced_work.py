@@ -75,10 +75,11 @@ class Scene:
             inherited=self.inherited,
         )
         task = replace(task, **changes)
-        state = self.done.states[self.done.done.trace[min(segment, LAST)]]
-        assert self.residual_N is not None
-        residual = cells_of(LAYOUT, (self.residual_N,))
-        return self.traced.again(task, state, residual, self.anchor_N)
+        cells = self.done.states[self.done.done.trace[segment]]
+        if segment == LAST:
+            assert self.residual_N is not None
+            cells = (*cells[: LAYOUT.num_cells(0)], *cells_of(LAYOUT, (self.residual_N,)))
+        return self.traced.again(task, b"".join(cells), self.anchor_N)
 
 
 @pytest.fixture

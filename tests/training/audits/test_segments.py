@@ -14,13 +14,13 @@ from protocol.segments import (
     STEPS_MAX,
     TRACES_KEPT,
     SegmentState,
+    WorkKind,
     batch_lease,
     begins_rightly,
     cells_of_fragment,
     luck_of,
     nothing_left,
     num_state_cells,
-    residual_sizes,
     root_of,
     state_bytes,
     state_of,
@@ -134,7 +134,7 @@ def test_state_of_several_fragments_comes_back_with_what_was_left(seed):
     assert found.cells(CUT) == cells
     assert (found.left, found.steps) == (one.left, 7)
     for fragment in range(3):
-        sizes = residual_sizes(CUT, fragment)
+        sizes = WorkKind("residual", fragment).sizes(CUT)
         residual = cells_of_fragment(CUT, fragment, one.weights_N[CUT.fragment_span(fragment)])
         assert tuple(map(len, residual)) == sizes
         assert all(size in work_cell_sizes(CUT, index) for index, size in enumerate(sizes))

@@ -12,11 +12,14 @@ from protocol.grid import EMPTY_ROOT
 from protocol.manifest import AuditSpec, RunManifest
 from protocol.segments import (
     SegmentPlace,
+    SegmentState,
+    WorkKind,
     encoded_end,
     root_of,
     state_bytes,
     state_of,
     steps_of_segment,
+    trained_end,
 )
 from tests.training.replicas import INNER, OUTER, small_manifest
 from tests.training.solo import MOMENTS_TO_DIE, Solo
@@ -98,9 +101,18 @@ class Trial:
         if not held.is_kept:
             self.num_reopened += 1
             assert reopen(root, traces, self.runs) == root
-        found = b"".join(held)
-        if segment == SEGMENTS and sent.residual_before != EMPTY_ROOT:
+        if segment < SEGMENTS:
+            return b"".join(held)
+        of_fragment = WorkKind("weights", self.layout.fragment_of(index))
+        found = b"".join(held[cell] for cell in of_fragment.cells(self.layout))
+        if sent.residual_before != EMPTY_ROOT:
             found += b"".join(traces.find(sent.residual_before))
+        return found
+
+    def ended(self, index: int) -> SegmentState:
+        """The last state of a round."""
+        found = self.solo.traces.last(index)
+        assert found is not None
         return found
 
     def task(self, index: int, segment: int) -> AuditTask:
@@ -118,9 +130,11 @@ class Trial:
     def end(self, index: int, segment: int) -> bytes:
         """What its COMMIT says."""
         sent, traced = self.sent(index), self.traced(index)
-        if segment < SEGMENTS:
+        if segment + 1 < SEGMENTS:
             return traced.trace[segment + 1]
-        return encoded_end(root_of(sent.payloads), sent.residual_after, traced.after)
+        if segment + 1 == SEGMENTS:
+            return trained_end(traced.trace[-1], traced.after)
+        return encoded_end(root_of(sent.payloads), sent.residual_after)
 
     @property
     def runs(self) -> TorchSegments:
@@ -195,8 +209,8 @@ def test_segments_are_all_steps_once_and_moments_count_them(tmp_path, seed):
     for index in range(ROUNDS):
         counts = [
             state_of(trial.layout, trial.work(index, segment)[: state_bytes(trial.layout)]).steps
-            for segment in range(SEGMENTS + 1)
-        ]
+            for segment in range(SEGMENTS)
+        ] + [trial.ended(index).steps]
         assert counts == [index * STEPS + step for step in (0, 1, 3, 5)]
 
 
@@ -280,8 +294,7 @@ def test_weights_of_fragments_that_a_round_does_not_sync_are_bound_to_what_was_l
     left = (*state.left[:2], bytes(32))
     other = replace(state, left=left)
     assert trial.again(index, 0, work=b"".join(other.cells(layout))) == NO_START
-    ended = state_of(layout, trial.work(3, SEGMENTS)[: state_bytes(layout)])
-    assert begun_with(0, ended.weights_N[layout.fragment_span(0)]) == NO_START
+    assert begun_with(0, trial.ended(3).weights_N[layout.fragment_span(0)]) == NO_START
 
 
 def test_whatever_is_made_up_comes_to_another_end(tmp_path, seed):
