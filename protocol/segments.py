@@ -57,13 +57,13 @@ _LUCK_DOMAIN = b"barnraise/segment/1"
 
 def cells_of(layout: Layout, vectors: Sequence[Vector]) -> tuple[bytes, ...]:
     """The cells of these vectors of N, one behind the other."""
-    fragments, spans = range(layout.num_fragments), layout.fragment_span
-    return tuple(
-        cell
-        for vector_N in vectors
-        for fragment in fragments
-        for cell in _cells(layout, fragment, vector_N[spans(fragment)])
-    )
+    return tuple(_cells_of(layout, vectors))
+
+
+def _cells_of(layout: Layout, vectors: Sequence[Vector]) -> Iterator[bytes]:
+    for vector_N in vectors:
+        for fragment in range(layout.num_fragments):
+            yield from _cells(layout, fragment, vector_N[layout.fragment_span(fragment)])
 
 
 def cells_of_fragment(layout: Layout, fragment: int, vector_N: Vector) -> tuple[bytes, ...]:
@@ -181,20 +181,32 @@ class SegmentState:
 
     def cells(self, layout: Layout) -> tuple[bytes, ...]:
         """All cells, the tail last."""
-        return (*cells_of(layout, (self.weights_N, *self.moments)), self.tail)
+        return tuple(self.each_cell(layout))
 
-    def inner_root(self, layout: Layout) -> bytes:
-        """What names all of it but the weights; EMPTY_ROOT of whoever begins."""
+    def each_cell(self, layout: Layout) -> Iterator[bytes]:
+        """The same, one in memory at a time."""
+        yield from _cells_of(layout, (self.weights_N, *self.moments))
+        yield self.tail
+
+    def inner_root(self, layout: Layout, roots: Sequence[bytes] = ()) -> bytes:
+        """What names all of it but the weights; EMPTY_ROOT of whoever begins. The `roots` are those
+        of its cells, where they are known, with whatever tail."""
         if self.is_fresh:
             return EMPTY_ROOT
-        return root_of((*cells_of(layout, self.moments), self.tail))
+        moments = list(roots[num_cells(layout) : -1])
+        if not moments:
+            moments = [cell_root(cell) for cell in _cells_of(layout, self.moments)]
+        return merkle_root([*moments, cell_root(self.tail)])
 
-    def handed_on(self, layout: Layout) -> "SegmentState":
-        """What the next round goes on from, if this is the end of a round that is listed."""
+    def handed_on(self, layout: Layout, roots: Sequence[bytes] = ()) -> "SegmentState":
+        """What the next round goes on from, if this is the end of a round that is listed. The
+        `roots` are those of its cells, where they are known."""
         if not self.left:
             return self
-        roots = [cell_root(cell) for cell in cells_of(layout, (self.weights_N,))]
-        return replace(self, left=roots_of_fragments(layout, roots))
+        of_weights = list(roots[: num_cells(layout)])
+        if not of_weights:
+            of_weights = [cell_root(cell) for cell in _cells_of(layout, (self.weights_N,))]
+        return replace(self, left=roots_of_fragments(layout, of_weights))
 
     @cached_property
     def is_fresh(self) -> bool:

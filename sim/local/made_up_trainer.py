@@ -292,8 +292,8 @@ class MadeUpTrainer:
         for segment in range(self._manifest.audits.segments):
             state = self._segments.run(state, replace(begins, segment=segment))
             writer.add(state)
-        traced = writer.close(state, feedback.residual_N)
-        self._leaves = state.handed_on(self._layout).left
+        traced = writer.close(feedback.residual_N)
+        self._leaves = writer.left
         span = self._layout.fragment_span(self._fragment(clock.round))
         return feedback.encode(anchor_N - state.weights_N[span]), traced
 

@@ -183,7 +183,7 @@ def _trace_file() -> tuple[bytes, ...]:
         )
         writer.add(state)
         writer.add(state)
-        writer.close(state, None)
+        writer.close(None)
         return ((Path(folder) / "round-000001.trace").read_bytes(),)
 
 

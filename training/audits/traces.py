@@ -23,10 +23,11 @@ leads to nothing at all.
 import logging
 import os
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import overload
 
@@ -151,19 +152,30 @@ def _fragment_cuts(layout: Layout) -> list[int]:
     return list(accumulate(layout.fragment_cells))
 
 
-def _put(folder: Path, cells: Sequence[bytes], roots: Sequence[bytes], cuts: Sequence[int]) -> None:
-    """Write those files that are not there. Raises OSError on a full disk."""
-    first = 0
+def _put(
+    folder: Path,
+    cells: Iterable[bytes],
+    roots: Sequence[bytes],
+    sizes: Sequence[int],
+    cuts: Sequence[int],
+) -> None:
+    """Write those files that are not there whole. Raises OSError on a full disk."""
+    first, left = 0, iter(cells)
     for stop in cuts:
-        path, own = folder / _piece_name(roots[first:stop]), cells[first:stop]
+        path, own = folder / _piece_name(roots[first:stop]), islice(left, stop - first)
+        num_bytes = sum(sizes[first:stop])
         first = stop
-        with suppress(FileNotFoundError):
-            if path.stat().st_size == sum(map(len, own)):
-                continue
+        if path.exists() and path.stat().st_size == num_bytes:
+            deque(own, maxlen=0)
+            continue
         writing = path.with_name(WRITING + path.name)
         with writing.open("wb") as file:
             file.writelines(own)
         os.replace(writing, path)
+
+
+def _put_state(folder: Path, layout: Layout, state: SegmentState, roots: Sequence[bytes]) -> None:
+    _put(folder, state.each_cell(layout), roots, state_sizes(layout), _state_cuts(layout))
 
 
 def _state_cuts(layout: Layout) -> list[int]:
@@ -180,32 +192,37 @@ class TraceWriter:
         self._run, self._layout = manifest.digest, manifest.layout(0)
         self._kept = kept_states(manifest)
         self._names: list[list[bytes]] = []
-        self._before = b""
-        self._anchor = self._added(cells_of(self._layout, (anchor_N,)))
+        self._before = self._after = b""
+        self.left: tuple[bytes, ...] = ()
+        """Of the state that the next round begins with, if this one is listed."""
+        cells = cells_of(self._layout, (anchor_N,))
+        self._anchor = [cell_root(cell) for cell in cells]
+        sizes = list(map(len, cells))
+        _put(self._folder, cells, self._anchor, sizes, _fragment_cuts(self._layout))
 
     def add(self, state: SegmentState) -> None:
         """The next state: the first is that which the round begins with."""
-        if not self._names:
-            self._before = state.inner_root(self._layout)
-        cells = state.cells(self._layout)
-        roots = [cell_root(cell) for cell in cells]
+        roots = [cell_root(cell) for cell in state.each_cell(self._layout)]
         if len(self._names) in self._kept:
-            _put(self._folder, cells, roots, _state_cuts(self._layout))
+            _put_state(self._folder, self._layout, state, roots)
+        if not self._names:
+            self._before = state.inner_root(self._layout, roots)
+        handed_on = state.handed_on(self._layout, roots)
+        self.left, self._after = handed_on.left, handed_on.inner_root(self._layout, roots)
         self._names.append(roots)
 
-    def close(self, last: SegmentState, residual_N: Vector | None) -> TraceRoots:
-        """The round is trained and encoded: `last` was added last, `residual_N` went into the
-        encoding."""
+    def close(self, residual_N: Vector | None) -> TraceRoots:
+        """The round is trained and encoded: `residual_N` went into the encoding."""
         residual, place = None, self._place
         if residual_N is not None:
             fragment = self._layout.fragment_of(place.round)
             cells = cells_of_fragment(self._layout, fragment, residual_N)
             residual = [cell_root(cell) for cell in cells]
-            _put(self._folder, cells, residual, [len(cells)])
+            _put(self._folder, cells, residual, list(map(len, cells)), [len(cells)])
         roots = TraceRoots(
             trace=tuple(map(merkle_root, self._names)),
             before=self._before,
-            after=last.handed_on(self._layout).inner_root(self._layout),
+            after=self._after,
         )
         told = [place.round, place.step, place.lease, roots.before, roots.after]
         body = [_VERSION, self._run, *told, self._names, self._anchor, residual]
@@ -214,11 +231,6 @@ class TraceWriter:
 
     def drop(self) -> None:
         """The round is not trained to its end: what is there of it goes with the next one."""
-
-    def _added(self, cells: Sequence[bytes]) -> list[bytes]:
-        roots = [cell_root(cell) for cell in cells]
-        _put(self._folder, cells, roots, _fragment_cuts(self._layout))
-        return roots
 
 
 def _replace(path: Path, body: Sequence[object]) -> None:
@@ -327,9 +339,8 @@ class TraceFolder:
 
     def put(self, state: SegmentState) -> None:
         """Keep one more state of a round that is here. Raises OSError."""
-        cells = state.cells(self._layout)
-        roots = [cell_root(cell) for cell in cells]
-        _put(self._folder, cells, roots, _state_cuts(self._layout))
+        roots = [cell_root(cell) for cell in state.each_cell(self._layout)]
+        _put_state(self._folder, self._layout, state, roots)
 
     def first(self, round_index: int) -> SegmentState | None:
         """What that round began with; None if it is not here, or not whole."""

@@ -180,12 +180,12 @@ class RoundTracer(RoundWatcher):
         self._ends = {steps_of_segment(manifest, segment).stop for segment in segments}
         self._begins = {steps_of_segment(manifest, segment).start: segment for segment in segments}
         self._writer: TraceWriter | None = None
-        self._before: SegmentState | None = None
-        """What the round in hand began with; None where nobody knows that any more."""
-        self._last: SegmentState | None = None
-        """What it ended with, likewise."""
+        self._round = -1
+        """The round in hand. What it began with is on the disk, and nowhere else."""
         self._left = nothing_left(self._layout)
         """Of the state that the round in hand begins with."""
+        self._leaves: tuple[bytes, ...] | None = None
+        """Of the one that the next round begins with, if it is listed; None where nobody knows."""
 
     @override
     def encoder(self, device: torch.device, codec: Codec) -> Encodes | None:
@@ -205,32 +205,37 @@ class RoundTracer(RoundWatcher):
                 self._writer.drop()
             place = SegmentPlace(round=round_index, step=clock.step, segment=0, lease=lease)
             self._writer = self._folder.writer(place, joined(anchors))
-            self._before = self._add()
+            self._round = round_index
+            self._add()
 
     @override
     def after_step(self, local_step: int) -> None:
         if local_step in self._ends:
-            self._last = self._add()
+            self._add()
 
     @override
     def encoded(self, residual_N: Vector | None) -> TraceRoots:
         assert self._writer is not None, "before_gradient was not called"
-        assert self._last is not None
         writer, self._writer = self._writer, None
-        return writer.close(self._last, residual_N)
+        self._leaves = writer.left
+        return writer.close(residual_N)
 
     @override
     def settled(self, outcome: Outcome) -> bool:
         """What became of the round: of what no seal lists nothing stays. False where nobody knows
         what it began or ended with: all is then as of whoever begins."""
-        known = self._last if outcome.listed else self._before
-        if outcome.is_resync or known is None:
+        if outcome.is_resync:
             return self._begin_anew()
         if outcome.listed:
-            self._left = known.handed_on(self._layout).left
-        else:
-            self._left = known.left
-            put_state(self._model, self._optimizer, self._shard, known)
+            if self._leaves is None:
+                return self._begin_anew()
+            self._left = self._leaves
+            return True
+        before = self._folder.first(self._round)
+        if before is None:
+            return self._begin_anew()
+        self._left = before.left
+        put_state(self._model, self._optimizer, self._shard, before)
         return True
 
     @override
@@ -241,13 +246,15 @@ class RoundTracer(RoundWatcher):
         newest = recalled.newest.round
         if recalled.residuals is None or max(start.listed, default=-1) > newest:
             return self._begin_anew()
-        self._before, self._last = self._folder.first(newest), self._folder.last(newest)
+        self._round = newest
         is_listed, is_open = newest in start.listed, newest in recalled.under_way
-        known = self._last if is_listed or is_open else self._before
+        find = self._folder.last if is_listed or is_open else self._folder.first
+        known = find(newest)
         if known is None:
             # What was said of a round that is open is said again; what it left nobody knows then.
             return is_open or self._begin_anew()
-        self._left = (known.handed_on(self._layout) if is_listed else known).left
+        self._leaves = known.handed_on(self._layout).left
+        self._left = self._leaves if is_listed else known.left
         put_moments(self._model, self._optimizer, self._shard, known)
         fragments = range(self._layout.num_fragments)
         moved = {self._layout.fragment_of(index) for index in range(newest, start.clock.round)}
@@ -261,11 +268,9 @@ class RoundTracer(RoundWatcher):
         put_moments(self._model, self._optimizer, self._shard, None)
         return False
 
-    def _add(self) -> SegmentState:
+    def _add(self) -> None:
         assert self._writer is not None
-        state = state_of_model(self._model, self._optimizer, self._shard, self._left)
-        self._writer.add(state)
-        return state
+        self._writer.add(state_of_model(self._model, self._optimizer, self._shard, self._left))
 
 
 class TorchSegments:

@@ -105,7 +105,7 @@ class End:
             writer = traces.writer(place, STATES[0].weights_N)
             for one in STATES:
                 writer.add(one)
-            writer.close(STATES[-1], STATES[0].weights_N)
+            writer.close(STATES[0].weights_N)
         self.work = WorkDesk(self.desk.core, LAYOUT, traces, folder / "audits", self.hooks)
         self.desk.state_parts = replace(self.desk.state_parts, work=self.work)
 

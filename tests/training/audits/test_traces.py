@@ -55,7 +55,7 @@ def write(
         states.append(Chain().run(states[-1], replace(place, segment=segment)))
         writer.add(states[-1])
     residual_N = state(99).weights_N if has_residual else None
-    return writer.close(states[-1], residual_N)
+    return writer.close(residual_N)
 
 
 def end_of(round_index: int, begins=None) -> SegmentState:
