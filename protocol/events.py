@@ -31,7 +31,7 @@ class Rerun:
 
     `lease` is what the round was to be trained on. `inherited` are the roots that inner state and
     residual may have had at its begin; empty where nobody here knows. `since` is the round that
-    left them, -1 of none. `step` is the sealed clock's before the round.
+    left them, 0 of none. `step` is the sealed clock's before the round.
     """
 
     commit_digest: bytes
@@ -41,7 +41,7 @@ class Rerun:
     segment: int
     lease: Lease
     inherited: tuple[tuple[bytes, bytes], ...] = ()
-    since: int = -1
+    since: int = 0
     step: int = 0
 
 

@@ -252,9 +252,7 @@ def begins_rightly(
         weights_N = state.weights_N[span]
         if weights_N.tobytes() == anchor_N[span].tobytes():
             continue
-        if since < 0 or fragment in moved:
-            return False
-        if root_of(cells_of_fragment(layout, fragment, weights_N)) != left:
+        if fragment in moved or root_of(cells_of_fragment(layout, fragment, weights_N)) != left:
             return False
     return True
 

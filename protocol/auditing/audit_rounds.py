@@ -110,7 +110,8 @@ class _Left:
 @dataclass(slots=True, kw_only=True)
 class AuditedRound:
     """`named` is the seal that names its roster, `commits` are those that its own seal lists;
-    `words` the VERDICTs on each segment. `since` has the last round before it that lists a peer."""
+    `words` the VERDICTs on each segment. `since` has the last round before it that lists a peer,
+    0 of none."""
 
     round: int
     named: SealValue
@@ -247,7 +248,7 @@ class Rounds:
 
     def _since(self, peer: PeerId) -> int:
         left = self._left.get(peer)
-        return -1 if left is None else left.round
+        return 0 if left is None else left.round
 
     def _inherited(self, peer: PeerId, round_index: int) -> Inherited:
         """Nothing at all where nobody here knows what was before."""

@@ -493,7 +493,7 @@ class Audits:
             segment=key[1],
             lease=on.lease_of(message.sender, self._samples_each),
             inherited=on.inherited[message.sender],
-            since=on.since.get(message.sender, -1),
+            since=on.since.get(message.sender, 0),
             step=on.named.clock.step,
         )
 

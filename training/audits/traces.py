@@ -465,7 +465,7 @@ Inherited = tuple[tuple[bytes, bytes], ...]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditTask:
     """What a COMMIT says of the round that the segment is of. The one behind those of training is
-    the encoding. `since` is the last round before it that lists its sender, -1 of none."""
+    the encoding. `since` is the last round before it that lists its sender, 0 of none."""
 
     place: SegmentPlace
     before: bytes

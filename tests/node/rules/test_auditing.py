@@ -239,7 +239,7 @@ def test_each_fragment_goes_on_from_its_own_last_listed_residual_and_all_from_on
     first = HEAD.round + 1
     rounds = chain_of(3, 7, absent=first + 2)
     assert rounds[0].inherited[VICTIM] == (), "nobody here knows what was before"
-    assert rounds[0].since[VICTIM] == -1
+    assert rounds[0].since[VICTIM] == 0
     for index, on in enumerate(rounds):
         assert on.round == first + index
         if index != 2 and index >= 3:

@@ -170,8 +170,10 @@ def test_round_begins_with_the_anchor_or_with_what_was_left_of_fragments_that_no
         one = replace(goes_on, weights_N=weights_N)
         return begins_rightly(CUT, one, anchor_N, since=since, round_index=round_index)
 
-    assert begins((), since=-1, round_index=4)
-    assert not begins((1,), since=-1, round_index=4), "nothing was left"
+    anew = replace(goes_on, left=nothing_left(CUT), weights_N=anchor_N)
+    assert begins_rightly(CUT, anew, anchor_N, since=0, round_index=1)
+    anew = replace(anew, weights_N=left.weights_N)
+    assert not begins_rightly(CUT, anew, anchor_N, since=0, round_index=1), "nothing was left"
     # Round 3 was about the first fragment, and round 4, which does not list it, about the second.
     assert begins((1, 2), since=3, round_index=4)
     assert not begins((0, 1, 2), since=3, round_index=4)

@@ -78,7 +78,7 @@ class Trial:
     def inherited(self, index: int):
         """As the seals tell it: what the last listed one left, or nothing."""
         last, fragment = self.since(index), self.layout.fragment_of(index)
-        if last < 0:
+        if last >= index or last not in self.listed:
             return (NOTHING,)
         residual = EMPTY_ROOT
         for one in self.listed:
@@ -90,7 +90,7 @@ class Trial:
 
     def since(self, index: int) -> int:
         """The last listed round before that one."""
-        return max((one for one in self.listed if one < index), default=-1)
+        return max((one for one in self.listed if one < index), default=0)
 
     def work(self, index: int, segment: int) -> bytes:
         """All that an auditor is sent."""
