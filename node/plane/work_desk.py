@@ -87,7 +87,7 @@ class WorkStore:
         """All cells of a subject that the own trainer keeps; empty of another one."""
         return self._find_own(subject)
 
-    def read(self, subject: bytes, kind: WorkKind) -> list[bytes]:
+    def needed_cells(self, subject: bytes, kind: WorkKind) -> list[bytes]:
         """Those of its cells that are needed; nothing where one of them is missing."""
         wanted = kind.cells(self._layout, self._moments)
         if own := self._find_own(subject):
@@ -184,7 +184,7 @@ class WorkDesk:
 
     def close_rounds(self) -> None:
         """After a seal: what nobody may ask for any more need not be kept. Raises OSError."""
-        for index, segments in self._core.audits.open_segments.items():
+        for index, segments in self._core.audits.shown_segments.items():
             self._traces.close(index, still_open=segments)
 
     # Out ----------------------------------------------------------------------------------------
@@ -257,11 +257,13 @@ class WorkDesk:
         work, fragment = task.commit.work[0], self._layout.fragment_of(task.round)
         is_encoding = task.segment + 1 == len(work.trace)
         kind = WorkKind("weights", fragment) if is_encoding else STATE
-        cells = self._works.read(work.trace[task.segment], kind)
+        cells = self._works.needed_cells(work.trace[task.segment], kind)
         if not cells:
             return None
         if is_encoding and task.commit.residual_before != EMPTY_ROOT:
-            residual = self._works.read(task.commit.residual_before, WorkKind("residual", fragment))
+            residual = self._works.needed_cells(
+                task.commit.residual_before, WorkKind("residual", fragment)
+            )
             if not residual:
                 return None
             cells += residual

@@ -374,7 +374,7 @@ def may_see(rounds: Rounds, law: AuditSpec, me: PeerId, peer: PeerId, subject: b
     return False
 
 
-def open_segments(rounds: Rounds, law: AuditSpec, me: PeerId) -> dict[int, frozenset[int]]:
+def shown_segments(rounds: Rounds, law: AuditSpec, me: PeerId) -> dict[int, frozenset[int]]:
     """By round the segments of this node's work that somebody may be shown yet; rounds whose beacon
     is not known are not among them, for of these it may be any.
 

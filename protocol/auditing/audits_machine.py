@@ -23,7 +23,7 @@ from protocol.auditing.audit_rounds import (
     drawn,
     is_accused,
     may_see,
-    open_segments,
+    shown_segments,
 )
 from protocol.errors import ProofError
 from protocol.evidence import (
@@ -285,9 +285,10 @@ class Audits:
         return self.is_on and may_see(self._rounds, self._law, self._me, peer, subject)
 
     @property
-    def open_segments(self) -> dict[int, frozenset[int]]:
-        """Of which own work somebody may be shown what: see `protocol.auditing.audit_rounds`."""
-        return open_segments(self._rounds, self._law, self._me)
+    def shown_segments(self) -> dict[int, frozenset[int]]:
+        """By round the segments of own work that somebody may be shown yet: see
+        `protocol.auditing.audit_rounds`."""
+        return shown_segments(self._rounds, self._law, self._me)
 
     @property
     def classes(self) -> dict[PeerId, str]:

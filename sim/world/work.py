@@ -196,10 +196,10 @@ class SimWork:
         fragment = node.store.layout.fragment_of(task.round)
         is_encoding = task.segment == node.trainer.traced.segments
         kind = WorkKind("weights", fragment) if is_encoding else STATE
-        cells = node.works.read(work.trace[task.segment], kind)
+        cells = node.works.needed_cells(work.trace[task.segment], kind)
         if is_encoding:
             of_residual = WorkKind("residual", fragment)
-            residual = node.works.read(task.commit.residual_before, of_residual)
+            residual = node.works.needed_cells(task.commit.residual_before, of_residual)
             is_lost = not residual and task.commit.residual_before != EMPTY_ROOT
             cells = [] if is_lost else cells + residual
         found = b""

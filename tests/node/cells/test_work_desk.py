@@ -74,7 +74,7 @@ class Told:
     made_up: dict[bytes, WorkKind] = field(default_factory=dict)
     """Of somebody who gives another's root as its own."""
     shunned: frozenset[PeerId] = frozenset()
-    open_segments: dict[int, frozenset[int]] = field(default_factory=dict)
+    shown_segments: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def may_open(self, peer: PeerId, subject: bytes) -> bool:
         return (peer, subject) in self.opened
@@ -312,7 +312,7 @@ def test_rounds_that_nobody_may_ask_for_are_closed_on_the_disk(tmp_path):
     pair.owner.work.close_rounds()
     assert traces.still_open(1) is None
     for segments in (frozenset({1, 2}), frozenset[int]()):
-        pair.owner.audits.open_segments = {0: frozenset(), 1: segments}
+        pair.owner.audits.shown_segments = {0: frozenset(), 1: segments}
         pair.owner.work.close_rounds()
         assert traces.still_open(1) == segments
 

@@ -41,16 +41,16 @@ def test_state_that_was_fetched_is_the_one_that_was_served_and_is_served_on(seed
     store = store_of()
     for item in items[1:]:
         store.put(root, item, kinds={STATE})
-    assert not store.read(root, STATE)
+    assert not store.needed_cells(root, STATE)
     assert store.items(root, range(COUNT)) == items[1:]
     # Of several fragments the weights of one are enough for the encoding.
-    assert not store.read(root, WEIGHTS)
+    assert not store.needed_cells(root, WEIGHTS)
     store.put(root, items[0], kinds={STATE})
-    found = state_of(LAYOUT, b"".join(store.read(root, STATE)), 1)
+    found = state_of(LAYOUT, b"".join(store.needed_cells(root, STATE)), 1)
     assert found.cells(LAYOUT) == state(seed).cells(LAYOUT)
     assert store.items(root, [3, 3, 99]) == [items[3]]
     store.keep(())
-    assert not store.read(root, STATE)
+    assert not store.needed_cells(root, STATE)
 
 
 def test_cell_that_is_not_the_one_is_refused(seed):
@@ -69,7 +69,7 @@ def test_cell_that_is_not_the_one_is_refused(seed):
             store.put(root, wrong, kinds={STATE})
     with pytest.raises(PeerError):
         store.put(root, first, kinds={OF_FRAGMENT})
-    assert not store.read(root, STATE)
+    assert not store.needed_cells(root, STATE)
 
 
 def test_cells_say_themselves_what_they_are_of(seed):
@@ -99,7 +99,7 @@ def test_residual_is_of_the_cells_of_its_fragment(seed):
             store.put(root, items[-1], kinds={WorkKind("residual", 1 - fragment)})
         for item in items:
             store.put(root, item, kinds={WorkKind("residual", fragment)})
-        assert tuple(store.read(root, WorkKind("residual", fragment))) == cells
+        assert tuple(store.needed_cells(root, WorkKind("residual", fragment))) == cells
 
 
 def test_nothing_has_a_root_of_its_own():

@@ -37,7 +37,7 @@ def test_nobody_sees_work_before_the_beacon_and_then_who_may_be_drawn_for_it(see
                     opened, asked = opened + len(seen), asked + len(others)
         assert not audits.may_open(others[0], bytes(32))
     for node in nodes:
-        still_open, head = node.core.audits.open_segments, node.core.machine.head.round
+        still_open, head = node.core.audits.shown_segments, node.core.machine.head.round
         assert set(still_open) == set(range(1, head)), "the beacon of the newest is not there yet"
         for index, segments in still_open.items():
             done = node.trainer.work(index)
