@@ -29,9 +29,9 @@ class WorkDone:
 class Rerun:
     """Run a segment of somebody's round again; all that it begins with is here. Answer with Reran.
 
-    `lease` is what the round was to be trained on. `inherited` are the roots that moments and
-    residual may have had at its begin; empty where nobody here knows. `step` is the sealed clock's
-    before the round.
+    `lease` is what the round was to be trained on. `inherited` are the roots that inner state and
+    residual may have had at its begin; empty where nobody here knows. `since` is the round that
+    left them, 0 of none. `step` is the sealed clock's before the round.
     """
 
     commit_digest: bytes
@@ -41,6 +41,7 @@ class Rerun:
     segment: int
     lease: Lease
     inherited: tuple[tuple[bytes, bytes], ...] = ()
+    since: int = 0
     step: int = 0
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from node.holdings.checkpoints import LARGE_BYTES, ROUNDS_APART
 from node.holdings.shard_store import ROUNDS_KEPT
 from node.holdings.states import cell_sizes
 from node.processes.machine import Machine, Wants, check_machine, held_bytes
@@ -41,15 +42,22 @@ NETWORK_BASE_BYTES, TRAINER_BASE_BYTES = 115 * MIB, 280 * MIB
 writes are staged in. Measured with `barnraise bench size`."""
 
 INNER_STATES_KEPT = 3
+INNER_LARGE_BYTES = 32 * MIB
 """As `training.loop.inner_state`, whose module needs torch."""
+
+SUMS_KEPT = 5
+"""Of a large model: what makes the contributions of the last rounds again, and a new one."""
+
+EXACT = ("none", "fp16")
+"""Codecs whose payload follows from what it was encoded from alone, without more on the disk."""
 
 STATE_VECTORS = 3
 """Weights and AdamW's two moments, float32."""
 
 FLOAT_BYTES = 4
 
-INNER_STATE = "inner state"
-"""The purpose of what a trainer writes while it stands still."""
+INNER_STATE, CONTRIBUTION = "inner state", "contribution"
+"""The purposes of what a trainer writes before its contribution leaves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,40 +78,51 @@ TABLE = (
     Item("network", "memory", "anchor, its own", "copied", 1, "where the trainer has a copy"),
     Item("network", "memory", "outer state", "slots", 1, "stepped in place"),
     Item("network", "memory", "own contribution", "payload", 0.5, "mapped, as it was written"),
-    Item("network", "memory", "the one before", "payload", 1, "for who is a round behind"),
     Item(
         "network", "memory", "parts of others", "parts", 1 + ROUNDS_KEPT, "of this round and before"
     ),
-    Item("network", "memory", "results", "result", 2, "until it is on the disk the next one comes"),
-    Item("network", "memory", "state being written", "state", 0.375, "as a round ends; fitted"),
+    Item("network", "memory", "results", "result", 1, "until they are on the disk"),
     Item("network", "memory", "audit", "audited", 7, "states before and after, and a residual"),
     # Memory of the trainer; `card` is the device's, where there is one.
     Item("trainer", "card", "weights", "vector", 1, "float32"),
-    Item("trainer", "card", "gradients", "vector", 1, "float32; they stay until the next step"),
+    Item(
+        "trainer",
+        "card",
+        "gradients",
+        "vector",
+        1,
+        "float32; then the drift takes their place",
+    ),
     Item("trainer", "card", "moments", "moments", 1, "AdamW's two, float32"),
     Item("trainer", "card", "activations", "activations", 1, "of one pass"),
     Item("trainer", "card", "weights before a climb", "climb", 1, "sam_radius"),
     Item("trainer", "memory", "anchor", "vector", 0.5, "mapped: the network process has it"),
     Item("trainer", "memory", "anchor, its own", "copied", 1, "of several fragments, or in flight"),
-    Item("trainer", "memory", "drift", "fragment", 2, "what drifted, and the weights it is of"),
     Item("trainer", "memory", "residual", "residual", 1, "of all fragments"),
-    Item("trainer", "memory", "next residual", "loss", 3, "the sum, what is left, as it is hashed"),
     Item("trainer", "memory", "contribution", "payload", 1, "encoded"),
     Item("trainer", "memory", "variates", "variates", 1.25, "SCAFFOLD's four, and the correction"),
     Item("trainer", "memory", "audit", "audited", 7, "a model of its own, and where it begins"),
     # On the disk.
-    Item("network", "disk", "checkpoints", "state", CHECKPOINTS_KEPT + 1, "kept, and a new one"),
+    Item("network", "disk", "checkpoints", "state", CHECKPOINTS_KEPT, "two kept, and a new one"),
+    Item("network", "disk", "one more checkpoint", "small state", 1, "a small model keeps three"),
     Item("network", "disk", "results", "result", limits.RESULT_ROUNDS_KEPT, "of the last rounds"),
-    Item("network", "disk", "mapped file", "mapped", 1, "between the two processes"),
     Item("trainer", "disk", "inner states", "inner", INNER_STATES_KEPT + 1, "kept, and a new one"),
+    Item("trainer", "disk", "contributions", "sums", SUMS_KEPT, "of the last rounds"),
+    Item("trainer", "disk", "moments", "moments apart", 2, "the last, and a new one"),
     Item("trainer", "disk", "traces for audits", "traces", 1, "what peers may ask to see"),
     # Written in a round.
-    # The system writes mapped pages back after half a minute, which most rounds are longer than.
-    Item("network", "written", "mapped anchor", "vector", 1, "written back by the system"),
-    Item("trainer", "written", "mapped contribution", "payload", 1, "written back by the system"),
     Item("network", "written", "results", "result", 1, "before the SEAL"),
-    Item("network", "written", "checkpoint", "state", 1, "of most rounds"),
+    Item("network", "written", "checkpoint", "state", 1 / ROUNDS_APART, "of a large model"),
+    Item(
+        *("network", "written", "checkpoint, each round", "small state", 1 - 1 / ROUNDS_APART),
+        why="of a small one",
+    ),
     Item("trainer", "written", INNER_STATE, "inner", 1, "before the COMMIT leaves"),
+    Item("trainer", "written", CONTRIBUTION, "sums", 1, "what makes it again, before the COMMIT"),
+    Item(
+        *("trainer", "written", "moments", "moments apart", 1 / ROUNDS_APART),
+        why="beside training, every five minutes: of each round only where rounds are as long",
+    ),
     Item(
         "trainer", "written", "traces for audits", "traced", 1, "states and residual of the round"
     ),
@@ -121,15 +140,27 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
     fragment = FLOAT_BYTES * max(layout.fragment_numels)
     parts = outer.overlap * payload * reducers * (peers - 1) / peers
     variates = 4 * vector * preset.has_variates
-    inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
+    of_method = variates + vector * preset.has_own_weights
+    moments = vector * (STATE_VECTORS - 1) * (manifest.inner.optimizer == "adamw")
+    # With audits the traces have moments and weights.
+    is_traced = manifest.audits.rate > 0.0
+    is_large = vector >= INNER_LARGE_BYTES and not is_traced
+    inner = of_method + drifting_bytes(layout, overlap=outer.overlap) * (not is_traced)
+    sums = 0.0
+    if is_large:
+        sums = fragment * has_residual + payload * (not has_residual or outer.codec not in EXACT)
+    else:
+        residuals = FLOAT_BYTES * (layout.numel + max(layout.fragment_numels)) * has_residual
+        inner += payload + residuals + moments * (not is_traced)
+    state = vector * (1 + slots)
     return {
         "vector": vector,
         "copied": vector * (not spec.is_read_in_place),
-        "fragment": fragment,
-        "loss": fragment * has_residual,
         "slots": vector * slots,
-        "state": vector * (1 + slots),
-        "moments": vector * (STATE_VECTORS - 1) * (manifest.inner.optimizer == "adamw"),
+        "state": state,
+        "small state": state * (state < LARGE_BYTES),
+        "moments": moments,
+        "moments apart": moments * is_large,
         "residual": vector * has_residual,
         "payload": payload,
         "parts": parts,
@@ -137,8 +168,8 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
         "activations": activation_bytes(manifest),
         "climb": vector * (manifest.inner.sam_radius > 0.0),
         "variates": variates,
-        "inner": inner + variates + vector * preset.has_own_weights,
-        "mapped": spec.used_bytes,
+        "inner": inner,
+        "sums": sums,
         "audited": vector * (manifest.audits.rate > 0.0),
         "traces": trace_bytes(manifest),
         "traced": traced_bytes(manifest),
@@ -169,7 +200,7 @@ def saved_bytes(manifest: RunManifest, peers: int) -> int:
     return sum(
         num_bytes
         for item, num_bytes in amounts(manifest, peers, "written", "trainer")
-        if item.purpose == INNER_STATE
+        if item.purpose in (INNER_STATE, CONTRIBUTION)
     )
 
 
@@ -235,45 +266,49 @@ def activation_bytes(manifest: RunManifest) -> int:
     return FLOAT_BYTES * each * shape.context * manifest.inner.batch
 
 
-def inner_state_bytes(layout: Layout, *, has_residual: bool, overlap: int = 1) -> int:
-    """What a trainer keeps of a round on the disk, beside its contribution: two moments, residuals
-    before and after, and the working weights of all fragments but the round's, which with two in
-    flight goes on as well."""
+def drifting_bytes(layout: Layout, *, overlap: int) -> int:
+    """The working weights of all fragments but the round's, which with two in flight goes on too:
+    as they are when a contribution leaves, they are kept with it."""
     numels = layout.fragment_numels
-    residuals = (layout.numel + max(numels)) * has_residual
-    drifting = layout.numel - (min(numels) if overlap == 1 else 0)
-    return FLOAT_BYTES * (2 * layout.numel + residuals + drifting)
+    return FLOAT_BYTES * (layout.numel - (min(numels) if overlap == 1 else 0))
 
 
 def audit_bytes(manifest: RunManifest) -> int:
-    """What one audit moves: the state that a segment begins with, the last one, and a residual."""
-    return FLOAT_BYTES * (2 * STATE_VECTORS + 1) * manifest.layout(0).numel
+    """What one audit moves: the state that a segment begins with; of the encoding the weights of a
+    fragment, and a residual."""
+    layout = manifest.layout(0)
+    return FLOAT_BYTES * (STATE_VECTORS * layout.numel + 2 * layout.numel // layout.num_fragments)
 
 
 def traced_bytes(manifest: RunManifest) -> int:
-    """What a node writes of a round for those who may ask: an anchor, the later states that
-    `kept_states` names, and a residual; the first moments are the last of the round before."""
+    """What a node writes of a round for those who may ask: of the round's fragment the anchor and a
+    residual, and the later states that `kept_states` names."""
     if not manifest.audits.rate:
         return 0
-    later = len(kept_states(manifest)) - 1
-    return FLOAT_BYTES * (1 + STATE_VECTORS * later + 1) * manifest.layout(0).numel
+    layout, later = manifest.layout(0), len(kept_states(manifest)) - 1
+    return FLOAT_BYTES * (
+        STATE_VECTORS * later * layout.numel + 2 * layout.numel // layout.num_fragments
+    )
 
 
 def trace_bytes(manifest: RunManifest) -> int:
-    """What a node keeps of its rounds for those who may ask, on average.
+    """What a node keeps of its rounds for those who may ask, on average, as a round ends.
 
-    Of a round an anchor, the states that `kept_states` names, and a residual; where it follows upon
-    one that is whole, its first moments are the other's last. The last two are whole, for their
-    beacons are not known; of FETCHED_WITHIN + 1 before them those for which somebody may have been
-    drawn, at SUSPECT_RATE or more; of the others the anchor alone.
+    The last two rounds are whole, for their beacons are not known: the states that `kept_states`
+    names, and a residual; the first is the anchor, what the round before left of the other
+    fragments, and its moments. Of FETCHED_WITHIN + 1 before them those are kept for which somebody
+    may have been drawn, at SUSPECT_RATE or more: a state, the weights of a fragment and a residual.
+    Anchors of all that are judged differ in one fragment each.
     """
     audits = manifest.audits
     if not audits.rate:
         return 0
     later = len(kept_states(manifest)) - 1
-    anchor, first_moments, others = 1, STATE_VECTORS - 1, STATE_VECTORS * later + 1
+    fragment = 1.0 / manifest.layout(0).num_fragments
+    first = STATE_VECTORS - fragment  # One fragment of its weights is the anchor's.
+    whole = STATE_VECTORS * later + fragment
     # Of v auditors each is drawn with rate / v: none with e^-rate, for many.
     drawn = (FETCHED_WITHIN + 1) * (1.0 - math.exp(-max(audits.rate, SUSPECT_RATE)))
-    whole = 2 + drawn
-    vectors = TRACED_ROUNDS_KEPT * anchor + whole * others + (1 + drawn) * first_moments
+    anchors = 1.0 + (TRACED_ROUNDS_KEPT - 1) * fragment
+    vectors = anchors + first + 2 * whole + drawn * (first + 2 * fragment)
     return round(FLOAT_BYTES * vectors * manifest.layout(0).numel)

@@ -130,8 +130,8 @@ class AuditsSection(Section):
 
     law: ClassVar[type] = AuditSpec
     rate: float = 0.0
-    """average number of audits per contribution, in open runs of one fragment: 0.2 is some
-    3 % more training. `barnraise check` tells the disk space"""
+    """average number of audits per contribution, in open runs: 0.2 is some 3 % more training, and
+    at most 10 % that is made again for auditors. `barnraise check` tells the disk space"""
     segments: int = 8
     """parts of a round; an audit trains one of them again"""
     unaudited: float = 0.25

@@ -207,6 +207,7 @@ def _frame(task: ev.Rerun, number: int, path: Path) -> Audit:
         before=task.commit.work[0].before,
         residual_before=task.commit.residual_before,
         inherited=task.inherited,
+        since=task.since,
     )
 
 

@@ -24,7 +24,7 @@ from blake3 import blake3
 from protocol.errors import BarnraiseError, ConfigError
 from protocol.leases import Lease
 from protocol.manifest import RunManifest
-from protocol.segments import MOMENTS, SegmentPlace, SegmentState, luck_of
+from protocol.segments import MOMENTS, SegmentPlace, SegmentState, luck_of, nothing_left
 from training.audits.traces import TRACES_FOLDER, TraceFolder, run_audit
 from training.channel.child_process import (
     exit_now,
@@ -44,14 +44,15 @@ from training.channel.trainer_end import (
 from training.compression import Encoded, ErrorFeedback, make_codec
 from training.files.durable import replace_durably
 from training.loop.stopwatch import Stopwatch
-from training.numeric.arithmetic import Vector
+from training.numeric.arithmetic import Vector, joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTransaction:
     """The transaction of one round, as it lies on the disk. Roots and payload follow from it.
 
-    `before` are the residuals of all fragments, `after_N` that of its own behind the round.
+    `before` are the residuals of all fragments, `after_N` that of its own behind the round. `left`
+    are the roots of SegmentState before and behind it, in a run with audits.
     `pending` are the rounds before it that had no outcome yet, with theirs. `begun_N` is what the
     round began from, where that is not the newest anchor. `basis` is the RunClock's.
     """
@@ -63,6 +64,7 @@ class KeptTransaction:
     pending: tuple[tuple[int, Vector | None], ...] = ()
     begun_N: Vector | None = None
     basis: bytes = b""
+    left: tuple[tuple[bytes, ...], tuple[bytes, ...]] = ((), ())
 
 
 def anchor_digest(anchor_N: Vector) -> bytes:
@@ -77,14 +79,15 @@ def packed(kept: KeptTransaction) -> bytes:
         None if x_N is None else x_N.astype("<f4", copy=False).tobytes()
         for x_N in (*afters, *kept.before, kept.after_N, kept.begun_N)
     ]
-    body: bytes = msgpack.packb([kept.round, kept.anchor, kept.basis, rounds, *vectors])
+    told = [kept.round, kept.anchor, kept.basis, kept.left, rounds]
+    body: bytes = msgpack.packb([*told, *vectors])
     return body
 
 
 def kept_at(path: Path) -> KeptTransaction | None:
     """What was kept, whole as `replace_durably` leaves it; None if nothing was."""
     try:
-        round_index, anchor, basis, rounds, *vectors = msgpack.unpackb(
+        round_index, anchor, basis, left, rounds, *vectors = msgpack.unpackb(
             path.read_bytes(), max_bin_len=2**31 - 1
         )
     except FileNotFoundError:
@@ -101,6 +104,7 @@ def kept_at(path: Path) -> KeptTransaction | None:
         pending=tuple(zip(rounds, afters, strict=True)),
         begun_N=begun_N,
         basis=basis,
+        left=(tuple(left[0]), tuple(left[1])),
     )
 
 
@@ -219,6 +223,8 @@ class MadeUpTrainer:
         self._watch = Stopwatch()
         """It sleeps, and the sleep stands for its steps."""
         self._traces: TraceFolder | None = None
+        self._left = self._leaves = nothing_left(self._layout)
+        """Of SegmentState, as the round in hand begins and behind it."""
         self._segments = MadeUpSegments(manifest)
         if manifest.audits.rate:
             if kept is None:
@@ -285,16 +291,18 @@ class MadeUpTrainer:
             encode, exchange = self._encode, self._exchange
             return encode(feedback, anchor_N, self._name, clock.round, exchange), None
         begins = SegmentPlace(round=clock.round, step=clock.step, segment=0, lease=lease)
-        writer = self._traces.writer(begins)
-        zeros_N = np.zeros_like(anchor_N)
-        state = SegmentState(anchor_N, (zeros_N,) * MOMENTS, 0)
+        whole_N = joined(self._exchange.anchors)
+        writer = self._traces.writer(begins, whole_N)
+        zeros_N = np.zeros_like(whole_N)
+        state = SegmentState(whole_N, (zeros_N,) * MOMENTS, 0, self._left)
         writer.add(state)
         for segment in range(self._manifest.audits.segments):
-            place = SegmentPlace(round=clock.round, step=clock.step, segment=segment, lease=lease)
-            state = self._segments.run(state, place)
+            state = self._segments.run(state, replace(begins, segment=segment))
             writer.add(state)
-        traced = writer.close(state, feedback.residual_N)
-        return feedback.encode(anchor_N - state.weights_N), traced
+        traced = writer.close(feedback.residual_N)
+        self._leaves = writer.left
+        span = self._layout.fragment_span(self._fragment(clock.round))
+        return feedback.encode(anchor_N - state.weights_N[span]), traced
 
     def _hand_over(self, clock: RunClock, lease: Lease) -> None:
         fragment = self._layout.fragment_of(clock.round)
@@ -320,6 +328,7 @@ class MadeUpTrainer:
                 ),
                 begun_N=begun_N,
                 basis=clock.basis,
+                left=(self._left, self._leaves),
             )
             with self._watch.within("save"):
                 self._kept.parent.mkdir(parents=True, exist_ok=True)
@@ -352,10 +361,12 @@ class MadeUpTrainer:
             outcome = one.ticket.result()
         if outcome.is_resync:
             self._restore([None] * len(self._feedback))
+            self._left = nothing_left(self._layout)
             for later in self._open.values():
                 later.is_void = True
         elif outcome.listed and not one.is_void:
             feedback.commit()
+            self._left = self._leaves
         elif not one.is_void:
             feedback.abort()
         return outcome
@@ -382,6 +393,7 @@ class MadeUpTrainer:
             is_same = is_over = False  # Of a branch that was left (R4).
         if is_over or (is_ahead and is_same):
             self._restore(kept.before)
+            self._left = kept.left[kept.round in start.listed and not is_ahead]
             if kept.round == start.clock.round:
                 self._begun_N = kept.begun_N
             for index, after_N in (*kept.pending, (kept.round, kept.after_N)):

@@ -250,7 +250,7 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
     steps = options.steps or (preset.inner_steps if preset else base.inner.inner_steps)
     audits = base.audits
     if options.audits:
-        _check_audited(manifest.outer, fragments, steps if options.trainer == "real" else SEGMENTS)
+        _check_audited(manifest.outer, steps if options.trainer == "real" else SEGMENTS)
         audits = AuditSpec(rate=options.audits, segments=SEGMENTS)
     if options.trainer == "real":
         shard = shard_spec(manifest.model, fragments=fragments)
@@ -270,12 +270,12 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
     )
 
 
-def _check_audited(outer: OuterSpec, fragments: int, steps: int) -> None:
+def _check_audited(outer: OuterSpec, steps: int) -> None:
     """Raises ConfigError for what a run with audits cannot be."""
-    if fragments > 1 or outer.overlap > 1:
+    if outer.overlap > 1:
         raise ConfigError(
-            f"--audits: are for runs of one fragment with one round in flight, not {fragments} and"
-            f" {outer.overlap}; --audits 0 goes without"
+            f"--audits: are for runs with one round in flight, not {outer.overlap}; --audits 0 goes"
+            " without"
         )
     if steps < SEGMENTS:
         raise ConfigError(

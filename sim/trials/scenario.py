@@ -202,10 +202,8 @@ def overridden(
     if audits is not None:
         if scenario.trust != "open" or not 0.0 <= audits <= 1.0:
             raise ConfigError("--audits: from 0 to 1, in an open run")
-        if audits and (scenario.fragments > 1 or scenario.lag > 1):
-            raise ConfigError(
-                f"--audits: are for runs of one fragment and lag 1, which {scenario.name} is not"
-            )
+        if audits and scenario.lag > 1:
+            raise ConfigError(f"--audits: are for runs of lag 1, which {scenario.name} is not")
         scenario = replace(scenario, audits=audits)
     if attack is not None:
         if scenario.trust != "open":

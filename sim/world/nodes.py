@@ -29,7 +29,7 @@ from sim.attacks.alone import Conspiracy
 from sim.world.disk import Disk, DiskSpec
 from sim.world.links import Direction, Network
 from sim.world.sharing import Shared
-from sim.world.trainer import SimTrainer, Vector
+from sim.world.trainer import MOMENTS, SimTrainer, Vector
 
 # Machines -----------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class SimNode(ABC):
         self.sealed: dict[int, bytes] = {}
         self.anchors: dict[int, bytes] = {}
         self.wires: dict[PeerId, Wire] = {}
-        self.works = WorkStore(self.store.layout, self.trainer.kept, has_tail=False)
+        self.works = WorkStore(self.store.layout, self.trainer.kept, moments=MOMENTS)
 
     def let_go(self) -> None:
         """The world is over: nothing is asked of this node any more.

@@ -411,13 +411,13 @@ class Transfers:
     def _take_work(self, transfer: Transfer) -> None:
         """Cells of work; what nobody asked for any more is nobody's fault."""
         node, subject = self._node, transfer.header.subject
-        counts, cells = node.core.audits.counts(subject), []
-        while transfer.next < transfer.num_here and counts:
+        kinds, cells = node.core.audits.kinds(subject), []
+        while transfer.next < transfer.num_here and kinds:
             item = transfer.items[transfer.next]
-            node.works.put(subject, item, counts=counts)
+            node.works.put(subject, item, kinds=kinds)
             transfer.next += 1
             cells.append(item.index)
-        transfer.is_over |= not counts
+        transfer.is_over |= not kinds
         if cells:
             node.tell(ev.CellsArrived(Bulk.WORK, subject, tuple(cells)))
 

@@ -6,8 +6,10 @@ late, and only then it hears what became of it.
 
 from node.trainers.work import Wanted
 from protocol import events as ev
+from protocol.grid import EMPTY_ROOT
 from protocol.identity import short_id
 from protocol.rounds.fates import Fates
+from protocol.segments import STATE, WorkKind
 from sim.world.nodes import Around, SimNode
 from sim.world.trainer import Flight, Vector
 from training.compression import Encoded
@@ -191,11 +193,18 @@ class SimWork:
         node, work = self._node, task.commit.work[0]
         assert node.trainer.traced is not None
         anchor_N = node.anchor(task.round - 1)
-        state = node.works.cells(work.trace[min(task.segment, len(work.trace) - 1)])
-        residual = node.works.cells(task.commit.residual_before)
+        fragment = node.store.layout.fragment_of(task.round)
+        is_encoding = task.segment == node.trainer.traced.segments
+        kind = WorkKind("weights", fragment) if is_encoding else STATE
+        cells = node.works.needed_cells(work.trace[task.segment], kind)
+        if is_encoding:
+            of_residual = WorkKind("residual", fragment)
+            residual = node.works.needed_cells(task.commit.residual_before, of_residual)
+            is_lost = not residual and task.commit.residual_before != EMPTY_ROOT
+            cells = [] if is_lost else cells + residual
         found = b""
-        if anchor_N is not None and state:
-            found = node.trainer.traced.again(task, tuple(state), tuple(residual), anchor_N)
+        if anchor_N is not None and cells:
+            found = node.trainer.traced.again(task, b"".join(cells), anchor_N)
             found = node.hooks.reran(found)
         node.tell(ev.Reran(commit_digest=task.commit_digest, segment=task.segment, found=found))
 

@@ -65,6 +65,7 @@ TO_TRAINER_FRAMES = (
         before=bytes(32),
         residual_before=bytes(32),
         inherited=((bytes(32), b"\x01" * 32),),
+        since=6,
     ),
     Failed(kind="ConfigError", message="no such thing", field=""),
 )

@@ -179,11 +179,11 @@ def _trace_file() -> tuple[bytes, ...]:
         zeros_N = np.zeros(TRACED.layout(0).numel, np.float32)
         state = SegmentState(zeros_N, (zeros_N,) * MOMENTS, 1)
         writer = TraceFolder(Path(folder), TRACED).writer(
-            SegmentPlace(round=1, step=0, segment=0, lease=((0, 1),))
+            SegmentPlace(round=1, step=0, segment=0, lease=((0, 1),)), zeros_N
         )
         writer.add(state)
         writer.add(state)
-        writer.close(state, None)
+        writer.close(None)
         return ((Path(folder) / "round-000001.trace").read_bytes(),)
 
 

@@ -53,8 +53,7 @@ AUDITED = replace(ADMITTING, audits=AuditSpec(rate=0.5, segments=2))
     [
         ({"trust": "friends", "admission": NO_ADMISSION}, "audits are for open runs"),
         ({"audits": replace(AUDITED.audits, segments=AUDITED.inner.inner_steps + 1)}, "segments"),
-        ({"shards": MANIFEST.shards}, "audits are for runs of one fragment"),
-        ({"outer": replace(AUDITED.outer, overlap=2)}, "audits are for runs of one fragment"),
+        ({"outer": replace(AUDITED.outer, overlap=2)}, "with one round in flight"),
     ],
 )
 def test_audits_of_what_they_cannot_run_again_are_refused(wrong, named):

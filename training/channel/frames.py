@@ -131,6 +131,7 @@ class Audit:
     before: bytes
     residual_before: bytes
     inherited: tuple[tuple[bytes, bytes], ...]
+    since: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -81,8 +81,18 @@ class RoundWatcher:
         """What encodes a contribution; None for numpy's encoder."""
         return encoder_on(device, codec)
 
-    def before_gradient(self, clock: RunClock, lease: Lease, local_step: int) -> None:
-        """Before the gradient of each step of a round, which is trained on that lease."""
+    keeps_states = False
+    """Whether it keeps moments and working weights across a restart; else an InnerStore does."""
+
+    def before_gradient(
+        self,
+        clock: RunClock,
+        lease: Lease,
+        local_step: int,
+        anchors: Sequence[NDArray[np.float32]],
+    ) -> None:
+        """Before the gradient of each step of a round, which is trained on that lease; `anchors`
+        are the sealed ones of all fragments."""
 
     def after_step(self, local_step: int) -> None:
         """Behind each step; the first one is number 1."""
@@ -93,7 +103,7 @@ class RoundWatcher:
         return None
 
     def settled(self, outcome: Outcome) -> bool:
-        """What became of the round; False where all residuals are to begin anew."""
+        """What became of the round; False where all residuals and weights are to begin anew."""
         del outcome
         return True
 
@@ -203,7 +213,8 @@ class DiLoCo:
 
     def begin_step(self) -> None:
         """Before the gradient of each step, in a run with audits."""
-        self._watcher.before_gradient(self._clock, self._lease, self._local_step)
+        step = self._local_step
+        self._watcher.before_gradient(self._clock, self._lease, step, self._anchors)
 
     def step(self, loss: SupportsFloat = 0.0, *, samples: int | None = None) -> Outcome | None:
         """One inner step with the gradients at hand; after the H-th also a round.
@@ -270,7 +281,8 @@ class DiLoCo:
             feedback.restore(residual_N)
 
     def _take_up(self, recalled: Recalled, start: RunStart) -> None:
-        take_moments(self._model, self._inner_optimizer, recalled.newest)
+        if not self._watcher.keeps_states:
+            take_moments(self._model, self._inner_optimizer, recalled.newest)
         if recalled.residuals is not None:
             self.restore_residuals(recalled.residuals)
             self._method.take_up(recalled.newest.notes, recalled.newest.round, start)
@@ -385,7 +397,7 @@ class DiLoCo:
                 residuals=self.residuals(),
                 residual_after_N=self._feedback[fragment].residual_after_N,
                 optimizer=type(self._inner_optimizer).__name__,
-                moments=optimizer_tensors(self._model, self._inner_optimizer),
+                moments=self._moments(),
                 drifting=self._drifting(fragment),
                 pending=tuple(one.round for one in self._pending.values() if not one.is_void),
                 notes=self._method.notes(),
@@ -394,8 +406,15 @@ class DiLoCo:
             )
         )
 
+    def _moments(self) -> Mapping[str, torch.Tensor]:
+        if self._watcher.keeps_states:
+            return {}
+        return optimizer_tensors(self._model, self._inner_optimizer)
+
     def _drifting(self, contributed: int) -> dict[int, tuple[bytes, NDArray[np.float32]]]:
         """Anchor and working weights of all fragments whose weights go on."""
+        if self._watcher.keeps_states:
+            return {}
         return {
             fragment: (anchor_digest(anchor_N), read_fragment(self._model, self._shard, fragment))
             for fragment, anchor_N in enumerate(self._anchors)
@@ -483,3 +502,4 @@ class DiLoCo:
             feedback.abort()
         if not self._watcher.settled(outcome):
             self.restore_residuals([None] * len(self._feedback))
+            self._drop(dict(enumerate(self._anchors)))

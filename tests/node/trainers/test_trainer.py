@@ -42,6 +42,7 @@ AUDIT = Audit(
     before=b"",
     residual_before=b"",
     inherited=(),
+    since=0,
 )
 LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux has pidfd, to watch a process not our child"

@@ -62,6 +62,7 @@ FRAMES: list[Frame] = [
         before=bytes(32),
         residual_before=bytes(32),
         inherited=((bytes(32), b"\x01" * 32),),
+        since=6,
     ),
     Audited(number=3, found=b"\x02" * 32),
     Ready(threads=1, parameters=7344, device="cpu", precision="float32", micro_batch=4),
