@@ -1,12 +1,17 @@
 """What a node chooses for itself of its next round, and what people are told of it: how many steps,
 and in how many bits what they come to is encoded.
 
-Steps are chosen for presets whose peers choose for themselves (`auto`, `a_edit`), by a pure
-decision over what was measured. A round that the trainer got at 0 hands its contribution in at c
-and gets its successor at R, equal for all peers, since a seal ends it for all. Everybody aims at
-c = SHARE R: peers of any speed then arrive together, and where the exchange takes E behind the last
-of them, rounds tend to R = E / (1 - SHARE), the shortest in which SHARE of the time is training.
-Nothing is agreed upon: the lease bounds what anybody may do (R9), and weights are tokens.
+Machines are not equally fast, and a round is over for all at once. So each takes as many of its H
+steps as fit its speed: H if it is the fastest, else its share of that (`Fit`), for weights are
+tokens. How fast others are is what their COMMITs show: steps over time. H steps for all have only
+runs with audits or two rounds in flight, and those that ask for it (`has_equal_steps`).
+
+In presets whose peers choose for themselves (`auto`, `a_edit`) the length of a round is chosen too,
+by a pure decision over what was measured. A round that the trainer got at 0 hands its contribution
+in at c and gets its successor at R, equal for all peers, since a seal ends it for all. Everybody
+aims at c = SHARE R: peers of any speed then arrive together, and where the exchange takes E behind
+the last of them, rounds tend to R = E / (1 - SHARE), the shortest in which SHARE of the time is
+training. Nothing is agreed upon: the lease bounds what anybody may do (R9), and weights are tokens.
 
 E counts from the last COMMIT that came, not from the own one: who waits for others does not wait
 for the exchange. Of many peers one is always late by a share of R, and rounds that covered this as
@@ -32,6 +37,7 @@ from dataclasses import dataclass, field
 from node.status.board import EventLog
 from protocol.manifest import RunManifest
 from training.compression import Codec, make_codec, with_grades
+from training.methods.method import has_equal_steps
 from training.methods.presets import GRADE_FROM_MBIT, is_paced
 
 
@@ -134,6 +140,10 @@ COVER = 1.3
 """With two rounds in flight: so much longer than the exchange beside it is a round, for neither
 takes equally long each time."""
 
+ALIKE = 1.1
+"""Whoever takes so many times as long as the fastest for a whole round takes all of it as well: its
+COMMIT is not late, and times of rounds differ by as much."""
+
 GROWTH_MAX = 2.0
 """From one round to the next: a measurement of little is not trusted with much."""
 
@@ -165,11 +175,39 @@ class MeasuredRound:
 
 
 @dataclass(slots=True)
+class Fit:
+    """Which share of a round's steps fits a node, by how long whole rounds take it and the fastest
+    whose word is enough (`protocol.rounds.patience.whole_round_s`)."""
+
+    _own_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    _fastest_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+
+    def trained(self, steps: int, took_s: float, steps_max: int) -> None:
+        """The own trainer handed so many steps in, so long after it was given the lease."""
+        self._own_s.append(took_s * steps_max / max(1, steps))
+
+    def saw(self, whole_s: float) -> None:
+        """The fastest took so long for a whole round, by the COMMITs of the last one."""
+        self._fastest_s.append(whole_s)
+
+    def steps(self, steps_max: int) -> int:
+        """Of the next round; all until enough is known."""
+        if not self._own_s or not self._fastest_s:
+            return steps_max
+        own_s, fastest_s = statistics.median(self._own_s), statistics.median(self._fastest_s)
+        if own_s <= ALIKE * fastest_s:
+            return steps_max
+        return max(1, round(steps_max * fastest_s / own_s))
+
+
+@dataclass(slots=True)
 class Pace:
     """Measures the rounds of one trainer. `is_chosen` False measures, and leaves steps alone."""
 
     steps_max: int
     is_chosen: bool
+    fit: Fit | None = None
+    """Where steps are not chosen and may be unequal: how many of the manifest's fit this node."""
     is_overlapped: bool = False
     """Whether the trainer steps on while its contribution is in flight (R5)."""
     is_joined: bool = False
@@ -195,6 +233,8 @@ class Pace:
             (first, since_s), (last, until_s) = self._on_the_way
             trained_s = min(trained_s, steps * (until_s - since_s) / max(1, last - first))
         self._trained_s, self._handed_steps = trained_s, steps
+        if self.fit is not None:
+            self.fit.trained(steps, trained_s, self.steps_max)
         # The first also loads kernels and fills caches, or is one that a process before us made.
         if not self._is_first:
             self._step_s.append(trained_s / max(1, steps))
@@ -230,8 +270,9 @@ class Pace:
 
     def _choice(self, usual: int) -> StepsChoice:
         most = self.steps_max
+        fitting = most if self.fit is None else self.fit.steps(most)
         if not self._rounds or not self._step_s:
-            steps = min(max(FIRST_STEPS, usual // 2), most) if self.is_chosen else most
+            steps = min(max(FIRST_STEPS, usual // 2), most) if self.is_chosen else fitting
             return StepsChoice(steps=steps, steps_max=most, why="nothing is measured yet")
         step_s = max(1e-9, statistics.median(self._step_s))
         last = list(self._rounds)
@@ -240,7 +281,7 @@ class Pace:
         exchange_s = statistics.median(self._exchanges_s or waited_s)
         total_s = sum(one.training_s + one.waiting_s for one in last)
         computing = sum(one.training_s for one in last) / max(1e-9, total_s)
-        steps, why = most, "the manifest's"
+        steps, why = fitting, "the manifest's" if fitting == most else "as many as fit its speed"
         if self.is_chosen:
             steps, why = self._paced(step_s, round_s, exchange_s)
         return StepsChoice(
@@ -284,9 +325,11 @@ class Pace:
 def pace_of(manifest: RunManifest, num_fragments: int) -> Pace:
     """The pace of a trainer of that run. Raises ConfigError for an unknown preset."""
     outer = manifest.outer
+    is_chosen = is_paced(outer.preset)
     return Pace(
         steps_max=manifest.inner.inner_steps,
-        is_chosen=is_paced(outer.preset),
+        is_chosen=is_chosen,
+        fit=None if is_chosen or has_equal_steps(manifest) else Fit(),
         is_overlapped=outer.overlap > 1,
         is_joined=num_fragments < outer.overlap,
     )
@@ -326,6 +369,11 @@ class Choosing:
         """The trainer's contribution of so many steps is in."""
         self._pace.handed(steps, now_s)
         self._flight.handed(now_s)
+
+    def saw(self, whole_s: float | None) -> None:
+        """How long a whole round takes the fastest; None where the last round did not show it."""
+        if whole_s is not None and self._pace.fit is not None:
+            self._pace.fit.saw(whole_s)
 
     def landed(self, now_s: float, *, last_s: float | None) -> None:
         """The outcome of the oldest contribution is here; see `Pace.landed`."""

@@ -36,6 +36,7 @@ from protocol.leases import Lease, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.rounds.admission import claim_breach
 from protocol.rounds.fates import Fates
+from protocol.rounds.patience import whole_round_s
 from protocol.segments import ALONE
 from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import Audit, Audited, Progress, Ready, Reopen, Start, Validation
@@ -515,6 +516,8 @@ class TrainerWork:
         now_s, sealed = trio.current_time(), self._parts.core.machine.previous
         last_s = None if sealed is None else sealed.times.committed_s
         self._choosing.landed(now_s, last_s=last_s)
+        if sealed is not None:
+            self._choosing.saw(whole_round_s(sealed, self._config.manifest.inner.inner_steps))
         # Rounds since may be about others; behind a resync all may have changed.
         others = self._changed_since_told(wanted, is_all=is_resync)
         others.pop(fragment, None)

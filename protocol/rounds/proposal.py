@@ -186,6 +186,7 @@ def short_senders(view: RoundView, complete: Collection[PeerId]) -> set[PeerId]:
         return set()
     committed = {sender for sender, _, _ in view.commits() if sender not in view.peers.convicted}
     not_awaited = view.roles.set_back | view.roles.newcomers | view.peers.suspects
+    not_awaited |= view.waits.given_up
     short = committed - set(complete) - not_awaited
     if not short:
         return short
@@ -372,12 +373,14 @@ def holds_all_expected(view: RoundView) -> bool:
     """Whether every expected member has committed and all its parts of the own slices are here."""
     if not view.ballots.commits.keys() >= view.awaited:
         return False
-    gathering = view.gathering()
+    gathering, given_up = view.gathering(), view.waits.given_up
     return not any(
         view.cells.missing_parts(digest, piece)
         for piece in gathering.first_kept
         for sender, digest, _ in view.commits()
-        if sender in view.peers.expected and gathering.holds(piece, sender)
+        if sender in view.peers.expected
+        and sender not in given_up
+        and gathering.holds(piece, sender)
     )
 
 

@@ -119,7 +119,7 @@ class WorldSettings:
     `liars` are bent; a `conspiracy` of theirs hears of all that is made. `costs_time` says that
     frames keep a node's loop busy, for as long as `protocol.core.budgets` puts them at: where
     somebody floods it. `is_sharing` has equal results worked out once for all nodes
-    (`sim.world.sharing`).
+    (`sim.world.sharing`). With `fits_steps` each trainer takes as many steps as fit its speed.
     """
 
     is_signing_for_real: bool = False
@@ -134,6 +134,7 @@ class WorldSettings:
     conspiracy: Conspiracy | None = None
     costs_time: bool = False
     is_sharing: bool = False
+    fits_steps: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rare <= 1.0:
