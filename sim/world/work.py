@@ -51,8 +51,6 @@ class SimWork:
         """Of the round in hand, and when it was begun."""
         self._began_s = 0.0
         self.round = -1
-        self.trained_s = 0.0
-        """How long the trainer has trained, and will have with the round in hand."""
         self.is_done = False
         """Whether the trainer has taken over that the run is finished."""
 
@@ -135,10 +133,9 @@ class SimWork:
         train_s = 0.0 if is_under_way else self._drawn_s("train", self._node.device.train_s)
         train_s *= self._steps / self._world.manifest.inner.inner_steps
         train_s, self._owed_s = train_s + self._owed_s, 0.0
-        if not is_under_way:
-            self.trained_s += train_s
         self._world.push(begin_s + train_s, self._node, self._contribute)
         self._span_s = (begin_s, begin_s + train_s)
+        self._world.labour.spans_s.append((self._node.peer, self._span_s))
         device = self._node.device
         if device.nap:
             luck = self._world.luck(f"nap/{self._path}")
