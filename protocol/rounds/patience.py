@@ -22,7 +22,7 @@ from protocol.events import Working
 from protocol.frames import Phase, Progress
 from protocol.identity import PeerId
 from protocol.messages import Kind
-from protocol.rounds.proposal import awaited_haves
+from protocol.rounds.proposal import awaited_haves, lacking_senders
 from protocol.rounds.reducers import liars
 from protocol.rounds.round_view import RoundView
 
@@ -102,6 +102,8 @@ class Patience:
         """By peer and round."""
         self._spent: dict[PeerId, float] = {}
         """By member, in rounds: what was waited for it lately."""
+        self._over: set[PeerId] = set()
+        """Who has spent all, and waits for it to come back."""
         self._fetch: tuple[tuple[int, int], float, int] = ((-1, 0), 0.0, 0)
         """For which round this node fetches what, since when, and how many cells it had then."""
 
@@ -189,12 +191,14 @@ class Patience:
     # Waiting ------------------------------------------------------------------------------------
 
     def sealed(self, members: Collection[PeerId]) -> None:
-        """A round is final: a little of what each has spent comes back."""
+        """A round is final: a little of what each has spent comes back. Whoever has spent all of it
+        has to wait for all of it."""
         back = CAP_ROUNDS / PATIENCE_ROUNDS
         spent = {peer: rounds - back for peer, rounds in self._spent.items() if rounds > back}
         if len(spent) > KEPT_MAX:
             spent = {peer: rounds for peer, rounds in spent.items() if peer in members}
         self._spent = spent
+        self._over.intersection_update(spent)
 
     def wait(self, view: RoundView, *, now_s: float, deadline_s: float) -> None:
         """Say in the view whether its clock stands still, and for whom it waits no longer."""
@@ -205,7 +209,9 @@ class Patience:
         moving = {peer: movement for peer, movement in late.items() if movement is not None}
         if len(moving) <= few:
             until_s = max(view.times.opened_s, waits.moved_s) + deadline_s
-            if len(late) <= few or now_s >= until_s:
+            if len(late) <= few:
+                waits.done_s.setdefault(stage, _last_came_s(view, stage, now_s))
+            elif now_s >= until_s:
                 waits.done_s.setdefault(stage, now_s)
         ends_s = self._charge(view, late, stage, now_s=now_s, most_s=deadline_s)
         is_held = len(moving) > few or any(now_s < ends_s[peer] for peer in moving)
@@ -213,6 +219,9 @@ class Patience:
         lateness = {(peer, peer in view.ballots.commits) for peer in late}
         if waits.is_held and not waits.held_for <= lateness:
             waits.moved_s = now_s  # What somebody came to has to be heard of by all.
+        elif waits.is_held and not is_held:
+            # What is due now is late for others only in a while.
+            waits.moved_s = max(waits.moved_s, now_s - deadline_s)
         if is_held:
             waits.moved_s = max(waits.moved_s, *(one.at_s for one in moving.values()))
         waits.is_held, waits.held_for = is_held, held_for
@@ -230,18 +239,15 @@ class Patience:
             return Stage.RESULTS, self._late_results(view, now_s, within_s)
         late: dict[PeerId, Movement | None] = {}
         has_said = view.me in view.ballots.of(Kind.HAVE, view.attempt)
-        gathering = view.gathering()
         if not has_said:
             # This node as well: where its own trainer is late, it holds the parts of the others.
-            for peer in view.awaited_at_first.difference(view.ballots.commits):
-                late[peer] = self.movement(peer, view.index, now_s)
-            for piece in gathering.first_kept:
-                for sender, digest, _ in view.commits():
-                    if sender in late or sender not in view.peers.expected:
-                        continue
-                    if gathering.holds(piece, sender) and view.cells.missing_parts(digest, piece):
-                        late[sender] = _bytes_of(view, digest, now_s, within_s)
-        if has_said or not gathering.first_kept:
+            for peer in sorted(lacking_senders(view)):
+                commit = view.ballots.commits.get(peer)
+                if commit is None:
+                    late[peer] = self.movement(peer, view.index, now_s)
+                else:
+                    late[peer] = _bytes_of(view, commit[0], now_s, within_s)
+        if has_said or not view.gathering().first_kept:
             for peer in awaited_haves(view) - late.keys():
                 late[peer] = self.movement(peer, view.index, now_s)
         return Stage.HAVES if has_said else Stage.PARTS, late
@@ -276,8 +282,8 @@ class Patience:
         now_s: float,
         most_s: float,
     ) -> dict[PeerId, float]:
-        """Charge the late with the time since the last look, `most_s` where this node did not run
-        for longer; until when each is waited for."""
+        """Charge those who were late at the last look with the time since, `most_s` where this node
+        did not run for longer; until when each of the late is waited for."""
         waits, started_s = view.waits, view.times.started_s
         done_s = waits.done_s.get(stage)
         if done_s is None:
@@ -286,14 +292,29 @@ class Patience:
         free_s = done_s + LATE_SHARE * (done_s - started_s)
         passed_s = min(most_s, max(0.0, now_s - max(free_s, waits.charged_s)))
         waits.charged_s = max(now_s, waits.charged_s)
+        for peer in waits.late if passed_s else ():
+            spent = self._spent[peer] = self._spent.get(peer, 0.0) + passed_s / unit_s
+            if spent >= CAP_ROUNDS:
+                self._spent[peer] = CAP_ROUNDS
+                self._over.add(peer)
+        waits.late = frozenset(late)
         ends_s = {}
         for peer in late:
-            spent = self._spent.get(peer, 0.0)
-            if passed_s:
-                spent = self._spent[peer] = min(CAP_ROUNDS, spent + passed_s / unit_s)
-            left_s = (CAP_ROUNDS - spent) * unit_s
-            ends_s[peer] = max(now_s, free_s) + left_s if left_s > 0.0 else free_s
+            left_s = (CAP_ROUNDS - self._spent.get(peer, 0.0)) * unit_s
+            ends_s[peer] = free_s if peer in self._over else max(now_s, free_s) + left_s
         return ends_s
+
+
+def _last_came_s(view: RoundView, stage: Stage, now_s: float) -> float:
+    """When the last came of what is here by now, though it may be looked at later."""
+    times_s = [view.times.opened_s or 0.0]
+    if stage is Stage.RESULTS:
+        times_s.append(now_s)
+    elif stage is Stage.HAVES:
+        times_s += view.lapses.said_s.values()
+    else:
+        times_s += [*view.arrivals.commit_s.values(), *view.arrivals.parts_s.values()]
+    return min(now_s, max(times_s))
 
 
 def _bytes_of(view: RoundView, digest: bytes, now_s: float, within_s: float) -> Movement | None:

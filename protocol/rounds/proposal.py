@@ -370,18 +370,22 @@ def is_hopeless(view: RoundView, *, now_s: float, deadline_s: float) -> bool:
 
 
 def holds_all_expected(view: RoundView) -> bool:
-    """Whether every expected member has committed and all its parts of the own slices are here."""
-    if not view.ballots.commits.keys() >= view.awaited:
-        return False
-    gathering, given_up = view.gathering(), view.waits.given_up
-    return not any(
-        view.cells.missing_parts(digest, piece)
-        for piece in gathering.first_kept
-        for sender, digest, _ in view.commits()
-        if sender in view.peers.expected
-        and sender not in given_up
-        and gathering.holds(piece, sender)
-    )
+    """Whether every member that is awaited has committed and all its parts of the own slices are
+    here."""
+    return lacking_senders(view) <= view.waits.given_up
+
+
+def lacking_senders(view: RoundView) -> set[PeerId]:
+    """Of whom the COMMIT or parts of the own slices are missing."""
+    gathering = view.gathering()
+    lacking = set(view.awaited_at_first.difference(view.ballots.commits))
+    for piece in gathering.first_kept:
+        for sender, digest, _ in view.commits():
+            if sender in lacking or sender not in view.peers.expected:
+                continue
+            if gathering.holds(piece, sender) and view.cells.missing_parts(digest, piece):
+                lacking.add(sender)
+    return lacking
 
 
 def lock_report(view: RoundView) -> NewAttempt:

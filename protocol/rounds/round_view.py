@@ -320,6 +320,8 @@ class RoundWaits:
     """Who is late, and has spent what others wait for it."""
     done_s: dict[int, float] = field(default_factory=dict)
     """Since when only few are late, by what is waited for."""
+    late: frozenset[PeerId] = frozenset()
+    """Who was late at the last look."""
     charged_s: float = -math.inf
     """Until when waiting is charged to those for whom it is."""
     look_s: float = math.inf
