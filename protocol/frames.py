@@ -66,14 +66,17 @@ class BranchEnd:
 class Phase(IntEnum):
     """What a member does for a round, in the order in which it does that."""
 
-    TRAIN = 1
-    ENCODE = 2
+    BEGIN = 1
+    """Whatever is before the first step: a new anchor is taken over, perhaps validated."""
+
+    TRAIN = 2
+    ENCODE = 3
     """Whatever is between the last step and the COMMIT."""
 
-    FETCH = 3
+    FETCH = 4
     """It gathers the parts that it is to hold; counted in pieces of cells."""
 
-    RESULT = 4
+    RESULT = 5
     """It fetches what the round came to; counted in pieces of cells."""
 
 

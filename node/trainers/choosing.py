@@ -35,6 +35,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from node.status.board import EventLog
+from protocol.events import Working
+from protocol.frames import Phase
 from protocol.manifest import RunManifest
 from training.compression import Codec, make_codec, with_grades
 from training.methods.method import has_equal_steps
@@ -335,6 +337,74 @@ def pace_of(manifest: RunManifest, num_fragments: int) -> Pace:
     )
 
 
+UNKNOWN_S = 30.0
+"""What was never seen is announced to take so long: others wait for it within what they wait for
+anybody that is late."""
+
+
+@dataclass(slots=True)
+class Headway:
+    """How far the trainer is with its round, for others (`protocol.rounds.patience`): it begins,
+    takes its steps, and encodes. How long each takes is known from the round before."""
+
+    _round: int = -1
+    _steps: int = 0
+    _first: int = 0
+    _done: int = -1
+    """Steps that are behind it; -1 before it tells of the first."""
+    _began_s: float = 0.0
+    _stepped_s: float = 0.0
+    """When the last step was told of."""
+    _begin_s: float | None = None
+    _step_s: float | None = None
+    _encode_s: float | None = None
+    _is_validating: bool = False
+    _validate_s: float | None = None
+
+    def begins(self, round_index: int, steps: int, first: int, now_s: float) -> None:
+        """It is given a lease for so many steps; `first` is the number of its first one."""
+        self._round, self._steps, self._first, self._done = round_index, steps, first, -1
+        self._began_s = self._stepped_s = now_s
+        self._is_validating = False
+
+    def validates(self) -> None:
+        """It is to measure the anchor before its first step."""
+        self._is_validating = True
+
+    def progressed(self, step: int, now_s: float) -> None:
+        """It tells that it begins that step of the run."""
+        done = step - self._first
+        if self._done < 0:
+            took_s = now_s - self._began_s
+            if self._is_validating:
+                self._validate_s = took_s
+            else:
+                self._begin_s = took_s
+        elif done > self._done:
+            self._step_s = (now_s - self._stepped_s) / (done - self._done)
+        self._done, self._stepped_s = done, now_s
+
+    def handed(self, now_s: float) -> None:
+        """Its contribution is in."""
+        if self._done >= 0:
+            rest_s = (self._steps - self._done) * (self._step_s or 0.0)
+            self._encode_s = max(0.0, now_s - self._stepped_s - rest_s)
+
+    def working(self, now_s: float) -> Working:
+        """What it does now, and how long that takes by what was seen of it."""
+        if self._done < 0:
+            usual_s = self._validate_s if self._is_validating else self._begin_s
+            end_s = UNKNOWN_S if usual_s is None else max(1.0, usual_s)
+            return Working(self._round, Phase.BEGIN, 0, 1, end_s)
+        step_s = self._step_s
+        left = max(0, self._steps - self._done)
+        if step_s is not None and now_s >= self._stepped_s + left * step_s:
+            end_s = UNKNOWN_S if self._encode_s is None else max(1.0, self._encode_s)
+            return Working(self._round, Phase.ENCODE, 0, 1, end_s)
+        rest_s = None if step_s is None else left * step_s
+        return Working(self._round, Phase.TRAIN, self._done, self._steps, rest_s)
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -354,6 +424,7 @@ class Choosing:
         self._uplink_mbit = uplink_mbit
         self._pace = pace_of(manifest, num_fragments)
         self._flight = TrainerWatch()
+        self.headway = Headway()
         self._grading = Grading(0, "")
 
     @property
@@ -364,11 +435,13 @@ class Choosing:
     def progressed(self, step: int, now_s: float) -> None:
         """The trainer tells that it is at that step of the run."""
         self._pace.progressed(step, now_s)
+        self.headway.progressed(step, now_s)
 
     def handed(self, steps: int, now_s: float) -> None:
         """The trainer's contribution of so many steps is in."""
         self._pace.handed(steps, now_s)
         self._flight.handed(now_s)
+        self.headway.handed(now_s)
 
     def saw(self, whole_s: float | None) -> None:
         """How long a whole round takes the fastest; None where the last round did not show it."""

@@ -281,6 +281,7 @@ class TrainerWork:
         )
         self.train_loss: float | None = None
         self.done = trio.Event()
+        parts.core.working = self._working
 
     def adopted(self, anchor_N: NDArray[np.float32] | None) -> None:
         """The anchor if the hooks bent it; the next Train action goes with it."""
@@ -295,6 +296,12 @@ class TrainerWork:
         if self._audits is not None:
             self._audits.close_rounds()
         self._changed.set()
+
+    def _working(self) -> ev.Working | None:
+        """How far the trainer is; None while it waits to hear for which round to go on."""
+        if self._round < 0 or self._is_open or self.done.is_set():
+            return None
+        return self._choosing.headway.working(trio.current_time())
 
     def fell_back(self) -> None:
         """R4: the branch is left. With two rounds in flight more than one may have been wanted
@@ -556,7 +563,10 @@ class TrainerWork:
             return lease
         clock = run_clock(wanted.action.certificate)
         usual = clock.step // max(1, clock.round - 1)
-        choice = self._choosing.next(self._round, trio.current_time(), usual=usual)
+        now_s = trio.current_time()
+        choice = self._choosing.next(self._round, now_s, usual=usual)
+        first = self._clock(wanted).step
+        self._choosing.headway.begins(self._round, choice.steps, first, now_s)
         if choice.steps == choice.steps_max:
             return lease
         return part_of_lease(lease, 0, choice.steps * self._config.manifest.inner.batch)
@@ -568,4 +578,7 @@ class TrainerWork:
             return every > 0
         members = wanted.action.certificate.value.roster.members
         is_turn = members[sealed // every % len(members)] == self._parts.core.machine.view.me
-        return sealed % every == 0 and is_turn
+        is_asked = sealed % every == 0 and is_turn
+        if is_asked:
+            self._choosing.headway.validates()
+        return is_asked

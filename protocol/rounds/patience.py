@@ -35,7 +35,7 @@ STALL_UNITS = 2.0
 STALL_BEATS = 4.0
 """So many heartbeats pass at least before work that does not grow has stopped."""
 
-LATE_SHARE = 1 / 3
+LATE_SHARE = 0.33
 """By so much more time than all but a quarter need a member may be late at nobody's cost."""
 
 CAP_ROUNDS = 4.0
