@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from protocol.evidence import Evidence
-from protocol.frames import Bulk, Frame
+from protocol.frames import Bulk, Frame, Phase
 from protocol.histories import HistoryKnown as HistoryKnown
 from protocol.histories import TwoHistories as TwoHistories
 from protocol.identity import PeerId
@@ -238,6 +238,20 @@ FetchEvent = (
 
 
 # Events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """How far the own trainer is with a round, as the edge is asked before each heartbeat.
+
+    It has `done` so many of `total` steps; the phase ends in `end_s`, None if that is not known.
+    """
+
+    round: int
+    phase: Phase
+    done: int
+    total: int
+    end_s: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

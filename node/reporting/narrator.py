@@ -37,6 +37,14 @@ _SHORT = (
 )
 
 
+def _why_left_out(view: RoundView, *, was_listed: bool) -> str | None:
+    """What kept the own contribution out of a sealed round: `training` or the `line`; None if it is
+    in, or this node had no seat."""
+    if was_listed or not view.is_member:
+        return None
+    return "line" if view.own.commit else "training"
+
+
 class Narrator:
     """Tells what happens, as it happens; decides nothing."""
 
@@ -73,6 +81,7 @@ class Narrator:
             voters=sum(1 for seat in value.roster.seats if seat.voter_since >= 0),
             attempt=view.attempt,
             was_listed=action.was_listed,
+            left_out=_why_left_out(view, was_listed=action.was_listed),
             wall_s=round(wall_s, 4),
             bytes_up=traffic[0],
             bytes_down=traffic[1],

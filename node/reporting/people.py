@@ -165,8 +165,21 @@ class PeopleLog:
         if isinstance(wall_s, int | float):
             parts.append(f", {wall_s:.1f} s")
         if fields.get("was_listed") is False:
-            parts.append(" (without this node)")
+            why = _LEFT_OUT.get(str(fields.get("left_out")), "")
+            parts.append(f" (without this node{why})")
         return "".join(parts)
+
+
+_LEFT_OUT = {
+    "training": (
+        ": its steps took longer than the others wait; from the next round on it takes as many as "
+        "fit its speed, unless the run asks for equal steps"
+    ),
+    "line": (
+        ": its contribution did not reach the others in time; the next round waits for it again"
+    ),
+}
+"""Why, and what changes next."""
 
 
 def _set_back(peer: str, until: int, *, is_own: bool) -> str:

@@ -219,6 +219,8 @@ class InnerSection(Section):
     """or "sgd", without moments and decay. Left out it is the preset's"""
     sam_radius: float | None = key(example=0.0, is_first=True)
     """above 0: gradients from so far uphill, at twice the time (flat minima)"""
+    equal_steps: bool = False
+    """true: all take inner_steps, and wait for the slowest; false: each as many as fit its speed"""
 
 
 class ThenSection(Section):

@@ -1,12 +1,17 @@
 """What a node chooses for itself of its next round, and what people are told of it: how many steps,
 and in how many bits what they come to is encoded.
 
-Steps are chosen for presets whose peers choose for themselves (`auto`, `a_edit`), by a pure
-decision over what was measured. A round that the trainer got at 0 hands its contribution in at c
-and gets its successor at R, equal for all peers, since a seal ends it for all. Everybody aims at
-c = SHARE R: peers of any speed then arrive together, and where the exchange takes E behind the last
-of them, rounds tend to R = E / (1 - SHARE), the shortest in which SHARE of the time is training.
-Nothing is agreed upon: the lease bounds what anybody may do (R9), and weights are tokens.
+Machines are not equally fast, and a round is over for all at once. So each takes as many of its H
+steps as fit its speed: H if it is the fastest, else its share of that (`Fit`), for weights are
+tokens. How fast others are is what their COMMITs show: steps over time. H steps for all have only
+runs with audits or two rounds in flight, and those that ask for it (`has_equal_steps`).
+
+In presets whose peers choose for themselves (`auto`, `a_edit`) the length of a round is chosen too,
+by a pure decision over what was measured. A round that the trainer got at 0 hands its contribution
+in at c and gets its successor at R, equal for all peers, since a seal ends it for all. Everybody
+aims at c = SHARE R: peers of any speed then arrive together, and where the exchange takes E behind
+the last of them, rounds tend to R = E / (1 - SHARE), the shortest in which SHARE of the time is
+training. Nothing is agreed upon: the lease bounds what anybody may do (R9), and weights are tokens.
 
 What comes with every round beside steps and exchange, encoding and saving for instance, counts as
 the exchange does: a share of R is steps, and nothing else passes for them.
@@ -34,9 +39,12 @@ from dataclasses import asdict, dataclass, field
 
 from node.status.board import EventLog
 from node.trainers.phase_timer import PhaseTimer
+from protocol.events import Working
+from protocol.frames import Phase
 from protocol.manifest import RunManifest
 from training.channel.exchange import Contribution, TrainerTimes
 from training.compression import Codec, make_codec, with_grades
+from training.methods.method import has_equal_steps
 from training.methods.presets import GRADE_FROM_MBIT, is_paced
 
 
@@ -139,6 +147,10 @@ COVER = 1.3
 """With two rounds in flight: so much longer than the exchange beside it is a round, for neither
 takes equally long each time."""
 
+ALIKE = 1.1
+"""Whoever takes so many times as long as the fastest for a whole round takes all of it as well: its
+COMMIT is not late, and times of rounds differ by as much."""
+
 GROWTH_MAX = 2.0
 """From one round to the next: a measurement of little is not trusted with much."""
 
@@ -177,11 +189,41 @@ class MeasuredRound:
 
 
 @dataclass(slots=True)
+class Fit:
+    """Which share of a round's steps fits a node, by how long whole rounds take it and the fastest
+    whose word is enough (`protocol.rounds.patience.whole_round_s`)."""
+
+    _own_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    _fastest_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+
+    def trained(self, steps: int, took_s: float, steps_max: int) -> None:
+        """The own trainer handed so many steps in, so long after it was given the lease."""
+        self._own_s.append(took_s * steps_max / max(1, steps))
+
+    def saw(self, whole_s: float) -> None:
+        """The fastest took so long for a whole round, by the COMMITs of the last one."""
+        self._fastest_s.append(whole_s)
+
+    def steps(self, steps_max: int) -> int:
+        """Of the next round; all until enough is known."""
+        if not self._own_s or not self._fastest_s:
+            return steps_max
+        # The best of the own rounds: the fastest of several has a good round each time, and whoever
+        # measured its usual ones by that would give steps up for nothing.
+        own_s, fastest_s = min(self._own_s), statistics.median(self._fastest_s)
+        if own_s <= ALIKE * fastest_s:
+            return steps_max
+        return max(1, round(steps_max * fastest_s / own_s))
+
+
+@dataclass(slots=True)
 class Pace:
     """Measures the rounds of one trainer. `is_chosen` False measures, and leaves steps alone."""
 
     steps_max: int
     is_chosen: bool
+    fit: Fit | None = None
+    """Where steps are not chosen and may be unequal: how many of the manifest's fit this node."""
     is_overlapped: bool = False
     """Whether the trainer steps on while its contribution is in flight (R5)."""
     _steps: int = 0
@@ -202,6 +244,8 @@ class Pace:
         if times is not None:
             trained_s, beside_s = times.train_s, times.beside_s
         self._handed = steps, trained_s, beside_s
+        if self.fit is not None:
+            self.fit.trained(steps, now_s - self._began_s, self.steps_max)
         # The first also loads kernels and fills caches, or is one that a process before us made.
         if not self._is_first:
             self._step_s.append(trained_s / max(1, steps))
@@ -232,8 +276,9 @@ class Pace:
 
     def _choice(self, usual: int) -> StepsChoice:
         most = self.steps_max
+        fitting = most if self.fit is None else self.fit.steps(most)
         if not self._rounds or not self._step_s:
-            steps = min(max(FIRST_STEPS, usual // 2), most) if self.is_chosen else most
+            steps = min(max(FIRST_STEPS, usual // 2), most) if self.is_chosen else fitting
             return StepsChoice(steps=steps, steps_max=most, why="nothing is measured yet")
         step_s = max(1e-9, statistics.median(self._step_s))
         last = list(self._rounds)
@@ -243,7 +288,7 @@ class Pace:
         exchange_s = statistics.median(self._exchanges_s or waited_s)
         total_s = sum(one.round_s for one in last)
         computing = sum(one.training_s for one in last) / max(1e-9, total_s)
-        steps, why = most, "the manifest's"
+        steps, why = fitting, "the manifest's" if fitting == most else "as many as fit its speed"
         if self.is_chosen:
             steps, why = self._paced(step_s, _Costs(round_s, exchange_s, beside_s))
         return StepsChoice(
@@ -302,11 +347,69 @@ class _Costs:
 def pace_of(manifest: RunManifest) -> Pace:
     """The pace of a trainer of that run. Raises ConfigError for an unknown preset."""
     outer = manifest.outer
+    is_chosen = is_paced(outer.preset)
     return Pace(
         steps_max=manifest.inner.inner_steps,
-        is_chosen=is_paced(outer.preset),
+        is_chosen=is_chosen,
+        fit=None if is_chosen or has_equal_steps(manifest) else Fit(),
         is_overlapped=outer.overlap > 1,
     )
+
+
+UNKNOWN_S = 30.0
+"""What was never seen is announced to take so long: others wait for it within what they wait for
+anybody that is late."""
+
+
+@dataclass(slots=True)
+class Headway:
+    """How far the trainer is with its round, for others (`protocol.rounds.patience`): it begins,
+    takes its steps, and encodes. How long each takes is known from the round before."""
+
+    _round: int = -1
+    _steps: int = 0
+    _first: int = 0
+    _done: int = -1
+    """Steps that are behind it; -1 before it tells of the first."""
+    _began_s: float = 0.0
+    _stepped_s: float = 0.0
+    """When the last step was told of."""
+    _begin_s: float | None = None
+    _step_s: float | None = None
+    _encode_s: float | None = None
+
+    def begins(self, round_index: int, steps: int, first: int, now_s: float) -> None:
+        """It is given a lease for so many steps; `first` is the number of its first one."""
+        self._round, self._steps, self._first, self._done = round_index, steps, first, -1
+        self._began_s = self._stepped_s = now_s
+
+    def progressed(self, step: int, now_s: float) -> None:
+        """It tells that it begins that step of the run."""
+        done = step - self._first
+        if self._done < 0:
+            self._begin_s = now_s - self._began_s
+        elif done > self._done:
+            self._step_s = (now_s - self._stepped_s) / (done - self._done)
+        self._done, self._stepped_s = done, now_s
+
+    def handed(self, now_s: float) -> None:
+        """Its contribution is in."""
+        if self._done >= 0:
+            rest_s = (self._steps - self._done) * (self._step_s or 0.0)
+            self._encode_s = max(0.0, now_s - self._stepped_s - rest_s)
+
+    def working(self, now_s: float) -> Working:
+        """What it does now, and how long that takes by what was seen of it."""
+        if self._done < 0:
+            end_s = UNKNOWN_S if self._begin_s is None else max(1.0, self._begin_s)
+            return Working(self._round, Phase.BEGIN, 0, 1, end_s)
+        step_s = self._step_s
+        left = max(0, self._steps - self._done)
+        if step_s is not None and now_s >= self._stepped_s + left * step_s:
+            end_s = UNKNOWN_S if self._encode_s is None else max(1.0, self._encode_s)
+            return Working(self._round, Phase.ENCODE, 0, 1, end_s)
+        rest_s = None if step_s is None else left * step_s
+        return Working(self._round, Phase.TRAIN, self._done, self._steps, rest_s)
 
 
 logger = logging.getLogger(__name__)
@@ -329,6 +432,7 @@ class Choosing:
         self._pace = pace_of(manifest)
         self._timer = PhaseTimer()
         self._flight = TrainerWatch()
+        self.headway = Headway()
         self._grading = Grading(0, "")
 
     @property
@@ -341,6 +445,7 @@ class Choosing:
         times = contribution.times
         self._pace.handed(contribution.steps, now_s, times)
         self._flight.handed(now_s)
+        self.headway.handed(now_s)
         spent = self._timer.handed(now_s, contribution.steps, times or TrainerTimes())
         if spent is not None and times is not None:
             told = {name: _rounded(value) for name, value in asdict(spent).items()}
@@ -353,6 +458,15 @@ class Choosing:
     def results_here(self, now_s: float) -> None:
         """The whole result of a round is here."""
         self._timer.results_here(now_s)
+
+    def progressed(self, step: int, now_s: float) -> None:
+        """The trainer tells that it is at that step of the run."""
+        self.headway.progressed(step, now_s)
+
+    def saw(self, whole_s: float | None) -> None:
+        """How long a whole round takes the fastest; None where the last round did not show it."""
+        if whole_s is not None and self._pace.fit is not None:
+            self._pace.fit.saw(whole_s)
 
     def landed(self, now_s: float, *, last_s: float | None) -> None:
         """The outcome of the oldest contribution is here; see `Pace.landed`."""

@@ -36,6 +36,7 @@ from protocol.leases import Lease, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.rounds.admission import claim_breach
 from protocol.rounds.fates import Fates
+from protocol.rounds.patience import whole_round_s
 from protocol.segments import ALONE
 from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import Audit, Audited, Progress, Ready, Reopen, Start, Validation
@@ -281,6 +282,7 @@ class TrainerWork:
         )
         self.train_loss: float | None = None
         self.done = trio.Event()
+        parts.core.working = self._working
 
     def adopted(self, anchor_N: NDArray[np.float32] | None) -> None:
         """The anchor if the hooks bent it; the next Train action goes with it."""
@@ -295,6 +297,12 @@ class TrainerWork:
         if self._audits is not None:
             self._audits.close_rounds()
         self._changed.set()
+
+    def _working(self) -> ev.Working | None:
+        """How far the trainer is; None while it waits to hear for which round to go on."""
+        if self._round < 0 or self._is_open or self.done.is_set():
+            return None
+        return self._choosing.headway.working(trio.current_time())
 
     def fell_back(self) -> None:
         """R4: the branch is left. With two rounds in flight more than one may have been wanted
@@ -366,6 +374,7 @@ class TrainerWork:
                 if not self._parts.is_observer:
                     await self._parts.tell(ev.TrainerReady(self._class_of(event)))
             case Progress(step=step, loss=loss):
+                self._choosing.progressed(step, trio.current_time())
                 logger.debug("training step=%d loss=%.3f", step, loss)
                 self._parts.log.emit("progress", step=step, loss=loss)
 
@@ -540,6 +549,8 @@ class TrainerWork:
         """What became of a contribution; the next lease is not in it."""
         fragment = self._layout.fragment_of(contributed)
         self._choosing.landed(trio.current_time(), last_s=self._last_commit_s)
+        if (sealed := self._parts.core.machine.previous) is not None:
+            self._choosing.saw(whole_round_s(sealed, self._config.manifest.inner.inner_steps))
         # Rounds since may be about others; behind a resync all may have changed.
         others = self._changed_since_told(wanted, is_all=is_resync)
         others.pop(fragment, None)
@@ -578,7 +589,10 @@ class TrainerWork:
             return lease
         clock = run_clock(wanted.action.certificate)
         usual = clock.step // max(1, clock.round - 1)
-        choice = self._choosing.next(self._round, trio.current_time(), usual=usual)
+        now_s = trio.current_time()
+        choice = self._choosing.next(self._round, now_s, usual=usual)
+        first = self._clock(wanted).step
+        self._choosing.headway.begins(self._round, choice.steps, first, now_s)
         if choice.steps == choice.steps_max:
             return lease
         return part_of_lease(lease, 0, choice.steps * self._config.manifest.inner.batch)

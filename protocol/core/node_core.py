@@ -104,6 +104,8 @@ class NodeCore:
         self.wants_seat = True
         self.may_sit: Callable[[PeerId], bool] = lambda _: True
         """Who may ask for a seat; the edge knows, in runs for the invited."""
+        self.working: Callable[[], ev.Working | None] = lambda: None
+        """How far the own trainer is; the edge knows."""
         self._seat_asked = b""
         self._is_astray = False
         """Whether a branch was given up, and the trainer has not heard of it."""
@@ -186,7 +188,9 @@ class NodeCore:
         if standing.branch:
             head = standing.head.value.digest
             branch = (BranchEnd(final=self.machine.head.round, head=head),)
-        return heartbeat(self.machine.view, self.liveness, branch, now_s)
+        view = self.machine.view
+        progress = self.machine.patience.own(view, self.working(), now_s)
+        return heartbeat(view, self.liveness, branch, now_s, progress)
 
     def _meet(self, now_s: float) -> Iterator[ev.CoreAction]:
         """R4: who is on a branch meets who is not, or on another one."""
@@ -511,6 +515,8 @@ class NodeCore:
 
     def _beat(self, peer: PeerId, frame: Heartbeat, now_s: float) -> Iterable[ev.CoreAction]:
         self.liveness.vouched(frame.link_set, frame.silent, now_s)
+        if frame.progress:
+            self.machine.hear_progress(peer, frame.progress, now_s)
         working, head = frame.round, frame.head
         if frame.branch:
             # Rounds of a branch are none that anybody has to catch up with.

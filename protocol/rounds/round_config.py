@@ -138,6 +138,7 @@ class RoundConfig:
     deadline_floor_s: float
     deadline_cap_s: float
     relayed_s: float = 0.0
+    heartbeat_s: float = 1.0
     survive: str = "quorum"
     grace_s: float = 3.0
     wait_seats: int = 0
@@ -179,6 +180,7 @@ class RoundConfig:
             deadline_floor_s=manifest.timing.deadline_floor_s,
             deadline_cap_s=manifest.timing.deadline_cap_s,
             relayed_s=BEATS_TO_RELAY * manifest.timing.heartbeat_s,
+            heartbeat_s=manifest.timing.heartbeat_s,
             survive=manifest.survive,
             grace_s=manifest.timing.suspect_s,
             uses_gram=uses_gram,

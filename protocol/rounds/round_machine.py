@@ -22,7 +22,7 @@ from typing import Protocol, assert_never
 from protocol import events as ev
 from protocol import limits
 from protocol.evidence import Evidence, two_messages_evidence
-from protocol.frames import Bulk
+from protocol.frames import Bulk, Progress
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
     Agg,
@@ -67,6 +67,7 @@ from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.chain import certify, seal_value
 from protocol.rounds.giving import Ending, Giving, taking_cap_s
 from protocol.rounds.lapses import Courtesy, Idlers, LearnedDeadline, note_lapses
+from protocol.rounds.patience import ROUNDS_BEHIND_MAX, Patience
 from protocol.rounds.reducers import Rates
 from protocol.rounds.restart import Restart, Silence, own_seal, recall_results, refill
 from protocol.rounds.round_view import RoundConfig, RoundSeals, RoundTimes, RoundView
@@ -112,6 +113,7 @@ class RoundMachine:
         self._is_past_end = False
         self.courtesy = Courtesy()
         self.giving = Giving(taking_cap_s(config), is_open=config.trust == "open")
+        self.patience = Patience(heartbeat_s=config.heartbeat_s, floor_s=config.deadline_floor_s)
         self.idlers = Idlers()
         self._agenda = Agenda(now_s)
         self._restart: Restart | None = None
@@ -200,6 +202,17 @@ class RoundMachine:
     def may_contradict(self) -> bool:
         """Whether in the round under way it may have signed what it does not remember (R12)."""
         return self._silence.has_lost(self.view)
+
+    def hear_progress(self, peer: PeerId, progress: tuple[Progress, ...], now_s: float) -> None:
+        """How far a linked member is, by its heartbeat."""
+        under_way = self.standing.under_way
+        if not any(peer in view.member_set for view in under_way):
+            return
+        last = under_way[-1].index
+        first = last - self.config.clock.lag - ROUNDS_BEHIND_MAX
+        for said in progress:
+            if said.shard == self.head.shard and first < said.round <= last:
+                self.patience.told(peer, said, now_s)
 
     def meets(self, *, is_behind: bool, is_meeting: bool) -> None:
         """Whether somebody in reach has a later final seal, or a branch that is not known yet."""
@@ -570,6 +583,7 @@ class RoundMachine:
         )
         self._go_on(certificate, self._own_seal, now_s, view)
         self.idlers.saw(view.seals.head.roster, value.roster, value.round)
+        self.patience.sealed(value.roster.members)
         self.view = self.standing.base
         for each in self.standing.under_way:
             each.suspect(self._suspects, self.convicted)
@@ -951,6 +965,7 @@ class RoundMachine:
     def _supply_in(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
         view.start_clock(now_s)  # R2: with a quorum of COMMITs.
         deadline_s = self._deadline.seconds(view.times.time_outs)
+        self.patience.wait(view, now_s=now_s, deadline_s=deadline_s)
         certified = view.ballots.certified_lists()
         note_lists(view, now_s)
         yield from supply.push_parts(view)

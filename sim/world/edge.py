@@ -152,6 +152,7 @@ class Edge(SimNode):
         self._compute_luck = world.luck(f"compute/{path}")
         self._save_luck = world.luck(f"checkpoint/{path}")
         self.work = SimWork(world, self)
+        parts.core.working = self.work.working
         self.transfers = Transfers(world, self)
         self.strikes = Strikes()
         self._budgets = Budgets()

@@ -52,15 +52,15 @@ class MethodNotes:
 
 
 class Pace:
-    """How many inner steps a round has, and where the learning rate is at: H steps in each."""
+    """How many inner steps a round has, as many as the lease is long enough for, H at most; and
+    where the learning rate is at."""
 
     def __init__(self, inner: InnerSpec) -> None:
         self._inner = inner
 
     def steps(self, lease: Lease) -> int:
-        """Inner steps of a round that is trained on this lease."""
-        del lease
-        return self._inner.inner_steps
+        """Inner steps of a round that is trained on this lease, at least one."""
+        return max(1, min(self._inner.inner_steps, lease_size(lease) // self._inner.batch))
 
     def rate_step(self, clock: RunClock, local_step: int, steps: int) -> int:
         """The global step whose learning rate a local step of a round of so many steps has: of
@@ -69,15 +69,7 @@ class Pace:
         return clock.step + local_step
 
 
-class PaceOfLease(Pace):
-    """Peers are told how many steps: as many as the lease is long enough for, H at most."""
-
-    def steps(self, lease: Lease) -> int:
-        """At least one."""
-        return max(1, min(self._inner.inner_steps, lease_size(lease) // self._inner.batch))
-
-
-class OwnPace(PaceOfLease):
+class OwnPace(Pace):
     """Peers choose how many steps. Rounds then have fewer than H of them, and the rate goes by
     rounds: it is to end with the run."""
 
@@ -90,14 +82,21 @@ class OwnPace(PaceOfLease):
 def make_pace(preset: str, inner: InnerSpec) -> Pace:
     """The pace of a preset's rounds. Raises ConfigError for an unknown name."""
     found = PRESETS[preset](SHORT_RUN_ROUNDS)
-    if found.is_paced:
-        return OwnPace(inner)
-    return PaceOfLease(inner) if found.is_assigned else Pace(inner)
+    return OwnPace(inner) if found.is_paced else Pace(inner)
+
+
+def has_equal_steps(manifest: RunManifest) -> bool:
+    """Whether all peers take all H steps of a round: auditors run them again, variates are means
+    over them, and with two rounds in flight nobody waits for whoever is slower."""
+    inner, outer = manifest.inner, manifest.outer
+    found = PRESETS[outer.preset](SHORT_RUN_ROUNDS)
+    return (
+        bool(manifest.audits.rate) or inner.equal_steps or found.has_variates or outer.overlap > 1
+    )
 
 
 def steps_of(manifest: RunManifest, lease: Lease) -> int:
-    """Inner steps of a round: H, or where peers choose or are told as many as this lease is long
-    enough for."""
+    """Inner steps of a round: as many as this lease is long enough for, H at most."""
     return make_pace(manifest.outer.preset, manifest.inner).steps(lease)
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import trio
 
-from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator
+from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator, _why_left_out
 from node.status.board import EventLog
 from protocol.catching_up.catchup import Progress
 from protocol.identity import KeyedHashSigner
@@ -176,3 +176,12 @@ def test_progress_says_what_is_fetched_in_a_line():
     assert Progress("chain", 900, 225, 900, 1, 0.0).text == "seals up to round 900: 25 % checked"
     text = Progress("rounds", 44, 1, 2, 1, 3.5e6).text
     assert text == "results up to round 44: 50 % from 1 peer, 3.3 MiB/s"
+
+
+def test_member_without_its_commit_in_a_seal_is_told_whether_training_or_line_was_late():
+    view = view_of(A, head_of([A, B]))
+    assert _why_left_out(view, was_listed=True) is None
+    assert _why_left_out(view, was_listed=False) == "training"
+    view.own.commit = bytes(32)
+    assert _why_left_out(view, was_listed=False) == "line"
+    assert _why_left_out(view_of(C, head_of([A, B])), was_listed=False) is None

@@ -96,6 +96,16 @@ def test_each_round_has_a_line(changes: dict[str, Field], line: str) -> None:
     assert told(("sealed", SEALED | changes)) == line
 
 
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [("training", "as many as fit its speed"), ("line", "did not reach the others in time")],
+)
+def test_node_that_is_left_out_says_why_and_what_changes_next(left_out: str, words: str) -> None:
+    said = told(("sealed", SEALED | {"was_listed": False, "left_out": left_out}))
+    assert "(without this node: " in said
+    assert words in said
+
+
 def test_provisional_rounds_are_told_of_and_what_becomes_of_them() -> None:
     alone: dict[str, Field] = {"round": 8, "listed": 1, "members": 3, "ends_run": False}
     said = told(("provisional", alone))

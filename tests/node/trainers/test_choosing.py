@@ -3,6 +3,7 @@ found from what it measured.
 """
 
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -11,14 +12,21 @@ from node.trainers.choosing import (
     FIRST_STEPS,
     SHARE,
     SURELY,
+    UNKNOWN_S,
+    Fit,
+    Headway,
     Pace,
     StepsChoice,
     TrainerWatch,
     grading,
+    pace_of,
 )
+from protocol.frames import Phase
+from tests.protocol.vectors import MANIFEST
 from training.channel.exchange import TrainerTimes
 from training.compression import CODECS
 from training.compression.blocks import GradedCodec
+from training.methods.method import has_equal_steps
 from training.methods.presets import GRADE_FROM_MBIT
 
 ROUNDS = 120
@@ -368,3 +376,69 @@ def test_line_at_the_edge_does_not_change_the_grade_with_every_round(bits: int) 
 def test_run_may_allow_fewer_grades_than_there_are() -> None:
     assert grading(GradedCodec(finest=4), 0, 1e4).bits == 4
     assert grading(GradedCodec(coarsest=4, usual=4), 0, 1.0).bits == 4
+
+
+# How far it is ------------------------------------------------------------------------------------
+
+
+def test_headway_says_what_a_trainer_does_and_how_long_that_takes_by_the_round_before():
+    headway = Headway()
+    for round_index, start_s in ((4, 0.0), (5, 100.0)):
+        headway.begins(round_index, 10, 40 * round_index, start_s)
+        is_known = round_index == 5
+        said = headway.working(start_s + 1.0)
+        assert (said.round, said.phase, said.total) == (round_index, Phase.BEGIN, 1)
+        assert said.end_s == (2.0 if is_known else UNKNOWN_S)
+        for step in range(10):
+            headway.progressed(40 * round_index + step, start_s + 2.0 + 3.0 * step)
+        said = headway.working(start_s + 30.0)
+        assert (said.phase, said.done, said.total) == (Phase.TRAIN, 9, 10)
+        assert said.end_s == pytest.approx(3.0)
+        said = headway.working(start_s + 33.0)
+        assert (said.phase, said.end_s) == (Phase.ENCODE, 8.0 if is_known else UNKNOWN_S)
+        headway.handed(start_s + 40.0)
+
+
+# Steps that fit -----------------------------------------------------------------------------------
+
+
+def fitted(own_s: float, fastest_s: float, *, rounds: int = 3) -> list[int]:
+    """Steps of one round after the other of a node that takes so long for a whole one."""
+    fit, steps, found = Fit(), 50, []
+    for _ in range(rounds):
+        fit.trained(steps, own_s * steps / 50, 50)
+        fit.saw(fastest_s)
+        steps = fit.steps(50)
+        found.append(steps)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("own_s", "steps"), [(60.0, 50), (65.0, 50), (120.0, 25), (240.0, 12), (1e6, 1)]
+)
+def test_each_takes_the_share_of_steps_that_fits_its_speed(own_s, steps):
+    assert fitted(own_s, 60.0) == [steps] * 3
+
+
+def test_one_round_with_a_fault_in_it_changes_no_steps():
+    fit = Fit()
+    for took_s in (60.0, 300.0, 60.0):
+        fit.trained(50, took_s, 50)
+        fit.saw(60.0)
+    assert fit.steps(50) == 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_equal"),
+    [
+        ({}, False),
+        ({"inner": {"equal_steps": True}}, True),
+        ({"outer": {"preset": "scaffold"}}, True),
+        ({"outer": {"overlap": 2}}, True),
+    ],
+)
+def test_manifest_and_method_say_whether_steps_are_equal(changes, is_equal):
+    parts = {name: replace(getattr(MANIFEST, name), **more) for name, more in changes.items()}
+    manifest = replace(MANIFEST, **parts)
+    assert has_equal_steps(manifest) == is_equal
+    assert (pace_of(manifest).fit is None) == is_equal
