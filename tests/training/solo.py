@@ -83,7 +83,13 @@ class Solo(OneInFlight):
     @property
     def lease(self) -> Lease:
         index = self.clock.round
-        return ((index, index + 1),) if index < self.manifest.rounds else ()
+        return self.lease_of(index) if index < self.manifest.rounds else ()
+
+    def lease_of(self, index: int) -> Lease:
+        """As many samples as H steps take, in every round others."""
+        inner = self.manifest.inner
+        size = inner.inner_steps * inner.batch
+        return ((index * size, (index + 1) * size),)
 
     @property
     def start(self) -> RunStart:
@@ -162,7 +168,8 @@ class Solo(OneInFlight):
     def batch(self, lease: Lease, step: int) -> NDArray[np.uint8]:
         inner_steps = self.manifest.inner.inner_steps
         windows = random_windows(self.seed, self.manifest.rounds * inner_steps)
-        batch_BW: NDArray[np.uint8] = windows[lease[0][0] * inner_steps + step]
+        index = lease[0][0] // (inner_steps * self.manifest.inner.batch)
+        batch_BW: NDArray[np.uint8] = windows[index * inner_steps + step]
         return batch_BW
 
     def live(self) -> "Trained":

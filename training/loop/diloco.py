@@ -55,7 +55,7 @@ from training.loop.inner_state import (
     take_moments,
 )
 from training.loop.stopwatch import Stopwatch
-from training.methods.method import Due, Method, anchor_digest
+from training.methods.method import Due, Method, anchor_digest, law_of_steps
 from training.methods.stages import make_stages
 from training.models.building import (
     check_optimizer,
@@ -151,7 +151,7 @@ class DiLoCo:
         self._manifest = manifest
         self._shard, self._layout = manifest.shards[shard], manifest.layout(shard)
         fragments = range(len(self._shard.fragments))
-        self._methods = make_stages(spec, manifest.inner, len(fragments))
+        self._methods = make_stages(spec, law_of_steps(manifest), len(fragments))
         self._codec = make_codec(spec)
         self._watcher = watcher or RoundWatcher()
         encode = self._watcher.encoder(next(model.parameters()).device, self._codec)

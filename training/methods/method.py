@@ -9,12 +9,13 @@ presets call it.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from protocol.leases import Lease, lease_size
 from protocol.manifest import InnerSpec, OuterSpec, RunManifest
@@ -52,14 +53,19 @@ class MethodNotes:
 
 
 class Pace:
-    """How many inner steps a round has, as many as the lease is long enough for, H at most; and
-    where the learning rate is at."""
+    """How many inner steps a round has: H where all take equally many, else as many as the lease is
+    long enough for; and where the learning rate is at."""
 
     def __init__(self, inner: InnerSpec) -> None:
         self._inner = inner
 
     def steps(self, lease: Lease) -> int:
         """Inner steps of a round that is trained on this lease, at least one."""
+        if self._inner.equal_steps:
+            return self._inner.inner_steps
+        return self._fitting(lease)
+
+    def _fitting(self, lease: Lease) -> int:
         return max(1, min(self._inner.inner_steps, lease_size(lease) // self._inner.batch))
 
     def rate_step(self, clock: RunClock, local_step: int, steps: int) -> int:
@@ -72,6 +78,10 @@ class Pace:
 class OwnPace(Pace):
     """Peers choose how many steps. Rounds then have fewer than H of them, and the rate goes by
     rounds: it is to end with the run."""
+
+    @override
+    def steps(self, lease: Lease) -> int:
+        return self._fitting(lease)
 
     def rate_step(self, clock: RunClock, local_step: int, steps: int) -> int:
         """As of a round of H steps, the same share of it done."""
@@ -95,9 +105,15 @@ def has_equal_steps(manifest: RunManifest) -> bool:
     )
 
 
+def law_of_steps(manifest: RunManifest) -> InnerSpec:
+    """The manifest's inner loop, with `equal_steps` also where audits or the method need them."""
+    return replace(manifest.inner, equal_steps=has_equal_steps(manifest))
+
+
 def steps_of(manifest: RunManifest, lease: Lease) -> int:
-    """Inner steps of a round: as many as this lease is long enough for, H at most."""
-    return make_pace(manifest.outer.preset, manifest.inner).steps(lease)
+    """Inner steps of a round: H where all take equally many, else as many as this lease is long
+    enough for."""
+    return make_pace(manifest.outer.preset, law_of_steps(manifest)).steps(lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -117,7 +117,7 @@ class Trial:
 
     def task(self, index: int, segment: int) -> AuditTask:
         place = SegmentPlace(
-            round=index, step=index * STEPS, segment=segment, lease=((index, index + 1),)
+            round=index, step=index * STEPS, segment=segment, lease=self.solo.lease_of(index)
         )
         return AuditTask(
             place=place,
