@@ -210,6 +210,9 @@ def _is_strict(frame: object) -> bool:
         ("act_never_gram", 5, 1),
         ("act_never_agg", 5, 1),
         ("act_never_list", 5, 1),
+        ("act_late_parts_1.45", 8, 1),
+        ("act_deny_parts_lowest", 8, 1),
+        ("act_deny_parts_random", 8, 2),
     ],
 )
 def test_act_costs_nobody_honest_anything(attack, peers, seed_of_world):
