@@ -99,8 +99,8 @@ def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[DueSt
     """HOLD, where substitutes were called (R2): what this node holds by now, if that is more than
     it said in its HAVE.
 
-    It is said as soon as the node lacks no parts that too few hold, at the latest in time for the
-    LIST.
+    It is said as soon as the node lacks no parts that too few hold, or none at all where nobody
+    waits for it; at the latest in time for the LIST.
     """
     if view.attempt not in view.lapses.second_call_s:
         return
@@ -117,7 +117,7 @@ def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[DueSt
     is_lacking = any(
         view.cells.missing_parts(digest, piece)
         for sender, digest, _ in view.commits()
-        if sender in short
+        if sender in (short or view.peers.expected)
         for piece in kept
         if gathering.holds(piece, sender)
     )

@@ -124,13 +124,19 @@ class Patience:
             course.stall_s = max(course.stall_s, self._stall_s(said))
         course.said, course.grown_s = said, now_s
 
-    def movement(self, peer: PeerId, round_index: int, now_s: float) -> Movement | None:
+    def movement(self, peer: PeerId, view: RoundView, now_s: float) -> Movement | None:
         """How its work for that round moves, or what it does to come to that round; None if it is
-        not on its way."""
-        found = None
-        for index in range(round_index - ROUNDS_BEHIND_MAX, round_index + 1):
+        not on its way.
+
+        What led to a COMMIT that is here is over: behind it only what is fetched counts.
+        """
+        has_committed, found = peer in view.ballots.commits, None
+        behind = 0 if has_committed else ROUNDS_BEHIND_MAX
+        for index in range(view.index - behind, view.index + 1):
             course = self._courses.get((peer, index))
-            if course is not None and now_s < course.stops_s:
+            if course is None or (has_committed and course.said.phase < Phase.FETCH):
+                continue
+            if now_s < course.stops_s:
                 found = Movement(course.grown_s, course.stops_s)
         return found
 
@@ -244,12 +250,12 @@ class Patience:
             for peer in sorted(lacking_senders(view)):
                 commit = view.ballots.commits.get(peer)
                 if commit is None:
-                    late[peer] = self.movement(peer, view.index, now_s)
+                    late[peer] = self.movement(peer, view, now_s)
                 else:
                     late[peer] = _bytes_of(view, commit[0], now_s, within_s)
         if has_said or not view.gathering().first_kept:
             for peer in awaited_haves(view) - late.keys():
-                late[peer] = self.movement(peer, view.index, now_s)
+                late[peer] = self.movement(peer, view, now_s)
         return Stage.HAVES if has_said else Stage.PARTS, late
 
     def _late_results(
@@ -270,7 +276,7 @@ class Patience:
                 sealers = view.ballots.of(Kind.SEAL, view.attempt, view.seals.before)
                 voters = view.peers.expected.intersection(view.roles.electorate)
                 for peer in voters - sealers.keys():
-                    late[peer] = self.movement(peer, view.index, now_s)
+                    late[peer] = self.movement(peer, view, now_s)
         return late
 
     def _charge(

@@ -8,9 +8,9 @@ from collections.abc import Collection, Iterator, Sequence
 from protocol.events import Apply, ListEntry, Measure, Pull, Push, Reduce, RoundAction
 from protocol.frames import Bulk
 from protocol.identity import PeerId
-from protocol.messages import Kind, List, Seal
+from protocol.messages import Have, Kind, List, Seal
 from protocol.rounds.agreed import agreed_root, call_substitutes, caught, is_agreed, whole_gram
-from protocol.rounds.proposal import call_holders, said_haves
+from protocol.rounds.proposal import call_holders, held_throughout, said_haves
 from protocol.rounds.reducers import Slice, unpack_senders
 from protocol.rounds.round_view import Request, RoundView
 from protocol.rounds.seating import weighed
@@ -160,10 +160,11 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
             if is_first and view.cells.is_moving(digest, sender, now_s=now_s, within_s=retry_s):
                 continue  # It comes unasked.
             # Before the sources, which take longer to find.
-            if not view.may_ask(digest, piece.first, now_s=now_s, retry_s=retry_s):
-                continue
-            sources = _part_sources(view, sender, missing[0])
-            sources += _summing(view, digest, piece, sources)
+            if view.may_ask(digest, piece.first, now_s=now_s, retry_s=retry_s):
+                sources = _part_sources(view, sender, missing[0])
+                sources += _summing(view, digest, piece, sources)
+            else:
+                sources = _new_holders(view, sender, digest, piece)
             for source in view.ask(
                 digest, piece.first, sources, now_s=now_s, at_once=_sources_at_once(view)
             ):
@@ -197,6 +198,21 @@ def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
             if holds and reducer in view.peers.expected and reducer not in sources:
                 sources.append(reducer)
     return [peer for peer in sources if peer != view.me]
+
+
+def _new_holders(view: RoundView, sender: PeerId, commit: bytes, piece: Slice) -> list[PeerId]:
+    """Substitutes that have said, since that part was asked for, that they hold it. They are asked
+    at once: who was asked before gave nothing, and whoever still lacks it in the end denies it."""
+    asked = view.cells.asked.get((commit, piece.first))
+    if asked is None or not view.lapses.second_call_s:
+        return []  # As nearly always.
+    return sorted(
+        peer
+        for (attempt, peer), said_s in view.lapses.said_s.items()
+        if said_s > asked.at_s and peer in view.peers.expected - {view.me, sender}
+        for hold in [view.ballots.bodies(Kind.HOLD, Have, attempt).get(peer)]
+        if sender in held_throughout(view, hold, piece)
+    )
 
 
 def _summing(

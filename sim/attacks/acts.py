@@ -220,13 +220,14 @@ class Acting(NodeHooks):
                 return self._late_s(view, what)
 
     def _late_s(self, view: RoundView, what: bytes) -> float:
-        """From the beginning of the attempt; of what comes before there is one, from its own."""
+        """From the beginning of the attempt, or from now while its clock stands still; of what
+        comes before there is one, from its own."""
         assert self._core is not None
         now_s = self._now_s()
         late_s = self._act.deadlines * self._core.machine._deadline.seconds(view.times.time_outs)
         if what not in self._due_s:
             is_open = view.times.opened_s is not None
-            due_s = late_s + (view.attempt_start_s if is_open else now_s)
+            due_s = late_s + (min(now_s, view.attempt_start_s) if is_open else now_s)
             limits.keep_newest(self._due_s, what, due_s, DELAYS_KEPT)
         due_s = self._due_s[what] if what else now_s + late_s
         return max(0.0, due_s - now_s)

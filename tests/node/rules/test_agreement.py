@@ -14,7 +14,7 @@ from protocol.rounds.agreement import (
 )
 from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.lapses import LearnedDeadline
-from protocol.rounds.reducers import Rates
+from protocol.rounds.reducers import Rates, pack_senders
 from sim.world.world import peer_named
 from tests.node.builders import (
     CONFIG,
@@ -50,6 +50,26 @@ def said(kind, heard, *, me=THIRD, now_s=0.0, **fields):
 
 def voted(heard, **fields):
     return [statement.body.list_digest for statement in said(Kind.VOTE, heard, **fields)]
+
+
+def test_hold_for_which_nobody_waits_is_said_once_nothing_is_missing():
+    """Somebody else holds for the second call by now; a HOLD is said once, and what it leaves out
+    its sender denies."""
+    members = view_of(SECOND, HEAD).members
+    everybody, itself = pack_senders(set(PEERS), members), pack_senders({SECOND}, members)
+    heard = [*COMMITS, one.have(everybody), two.have(itself), three.hold(everybody)]
+    parts = {digest_of_commit(two): CELLS, digest_of_commit(one): CELLS}
+    known = {"me": SECOND, "parts": parts, "second_call_s": {0: 1.0}}
+    assert not said(Kind.HOLD, heard, now_s=1.3, **known)
+    assert said(Kind.HOLD, heard, now_s=1.75, **known)
+    known["parts"] = parts | {digest_of_commit(three): CELLS}
+    assert said(Kind.HOLD, heard, now_s=1.3, **known)
+    waiting = heard[:-1]
+    assert not said(Kind.HOLD, waiting, now_s=1.3, **known | {"parts": parts})
+
+
+def digest_of_commit(voice):
+    return next(c.message.digest for c in COMMITS if c.message.sender == voice.peer)
 
 
 def test_nothing_is_said_before_a_quorum_has_committed():

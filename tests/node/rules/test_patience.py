@@ -19,6 +19,8 @@ from protocol.rounds.patience import (
     Patience,
     whole_round_s,
 )
+from protocol.rounds.proposal import awaited_haves
+from protocol.rounds.reducers import pack_senders
 from tests.node.builders import CONFIG, Voice, head_of, peers_named, view_of
 
 BEAT_S, FLOOR_S = 0.5, 1.0
@@ -198,6 +200,24 @@ def test_member_that_came_is_heard_of_by_all_before_the_deadline_counts():
     assert not scene.look(18.5), "its parts do not move yet"
     assert scene.view.attempt_start_s == 18.5
     assert not scene.says_have(19.4)
+
+
+def test_steps_that_led_to_a_commit_excuse_no_have_that_is_missing():
+    """The looser wording: whoever moved lately is waited for, whatever it owes."""
+    scene = Scene(trust="open")
+    (peer,) = scene.late
+    scene.beat(10.0, done=49)
+    heard = scene.commits[peer]
+    scene.view.ballots.add(BallotEntry(heard.message, heard.body))
+    scene.view.arrivals.commit_s[peer] = 10.1
+    scene.view.cells.parts[heard.message.digest] = CELLS
+    everybody = pack_senders(set(scene.peers), scene.view.members)
+    for voice in (Voice(other, scene.view.seals.head) for other in scene.peers if other != peer):
+        have = voice.have(everybody)
+        scene.view.ballots.add(BallotEntry(have.message, have.body))
+    assert awaited_haves(scene.view) == {peer}
+    assert not scene.look(10.2)
+    assert scene.beat(10.5, done=1, phase=Phase.FETCH)
 
 
 def test_own_progress_is_told_with_bounded_numbers():

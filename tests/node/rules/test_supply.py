@@ -11,6 +11,7 @@ from protocol.messages import Agg, Kind, List, slice_subject
 from protocol.rounds import supply
 from protocol.rounds.admission import is_for_us
 from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.reducers import pack_senders
 from sim.world.world import peer_named
 from tests.node.builders import CONFIG, Voice, digest_of, head_of, list_body, peers_named, view_of
 
@@ -237,6 +238,20 @@ def test_part_that_is_coming_or_was_announced_just_now_is_not_asked_for():
     assert found == {(R2, IDS[R2], (0,))}
     found = pulls(supply.pull_parts(mine, now_s=0.9, deadline_s=1.0))
     assert found == {(R1, IDS[R1], (0,))}
+
+
+def test_part_that_was_asked_for_in_vain_is_asked_of_a_substitute_once_it_says_hold():
+    """The looser wording: who lacks it waits for its next turn, and is named for denying it."""
+    mine = view(R0, second_call_s={0: 0.5})
+    mine.cells.parts[IDS[R0]] = CELLS
+    found = pulls(supply.pull_parts(mine, now_s=0.6, deadline_s=1.0))
+    assert found == {(R1, IDS[R1], (0,)), (R2, IDS[R2], (0,))}
+    held = one.hold(pack_senders(set(PEERS), mine.members))
+    mine.ballots.add(BallotEntry(held.message, held.body))
+    mine.lapses.said_s[0, R1] = 0.7
+    found = pulls(supply.pull_parts(mine, now_s=0.7, deadline_s=1.0))
+    assert found == {(R1, IDS[R2], (0,))}
+    assert not pulls(supply.pull_parts(mine, now_s=0.8, deadline_s=1.0))
 
 
 def test_bytes_of_strangers_and_of_nothing_known_are_not_remembered():
