@@ -27,7 +27,13 @@ from node.processes.interrupts import end_now
 from node.processes.loop import run_loop
 from node.reporting.logs import start_logging
 from node.reporting.trace_file import tracing
-from node.state.config import DEVICE_DEFAULT, LISTEN_DEFAULT, SECURITIES, NodeConfig
+from node.state.config import (
+    DEVICE_DEFAULT,
+    LISTEN_DEFAULT,
+    SECURITIES,
+    VALIDATION_SHARE_DEFAULT,
+    NodeConfig,
+)
 from node.state.folder import MANIFEST_FILE, run_folder
 from node.state.keystore import check_private, has_identity, load_or_create_identity, read_psk
 from node.state.lock import locked_state
@@ -65,16 +71,22 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=1, help="torch threads of the trainer")
     parser.add_argument("--device", default=DEVICE_DEFAULT, help="where the trainer computes")
     parser.add_argument(
-        "--wait-seats", type=int, default=0, help="number of joiners that the founder waits for"
+        "--start-with", type=int, default=1, help="peers, itself included, a founder waits for"
     )
     parser.add_argument(
-        "--wait-seats-s", type=float, default=12.0, help="how many seconds it waits for them"
+        "--start-within-s", type=float, default=0.0, help="seconds it waits for them; 0: no limit"
     )
     parser.add_argument(
         "--validate-every",
         type=int,
         default=1,
         help="measure the held-out loss every so many rounds; 0 is never",
+    )
+    parser.add_argument(
+        "--validation-share",
+        type=float,
+        default=VALIDATION_SHARE_DEFAULT,
+        help="share of the trainer's time that measuring it may take",
     )
     parser.add_argument(
         "--observer", action="store_true", help="follow the run without contributing"
@@ -114,9 +126,10 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
         model_file=arguments.model_file,
         threads=arguments.threads,
         device=arguments.device,
-        wait_seats=arguments.wait_seats,
-        wait_seats_s=arguments.wait_seats_s,
+        start_with=arguments.start_with,
+        start_within_s=arguments.start_within_s,
         validate_every=arguments.validate_every,
+        validation_share=arguments.validation_share,
         is_observer=arguments.observer,
         trace=arguments.trace,
         status_port=arguments.status_port,

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from protocol.evidence import Evidence
-from protocol.frames import Bulk, Frame
+from protocol.frames import Bulk, Frame, Phase
 from protocol.histories import HistoryKnown as HistoryKnown
 from protocol.histories import TwoHistories as TwoHistories
 from protocol.identity import PeerId
@@ -29,9 +29,9 @@ class WorkDone:
 class Rerun:
     """Run a segment of somebody's round again; all that it begins with is here. Answer with Reran.
 
-    `lease` is what the round was to be trained on. `inherited` are the roots that moments and
-    residual may have had at its begin; empty where nobody here knows. `step` is the sealed clock's
-    before the round.
+    `lease` is what the round was to be trained on. `inherited` are the roots that inner state and
+    residual may have had at its begin; empty where nobody here knows. `since` is the round that
+    left them, 0 of none. `step` is the sealed clock's before the round.
     """
 
     commit_digest: bytes
@@ -41,6 +41,7 @@ class Rerun:
     segment: int
     lease: Lease
     inherited: tuple[tuple[bytes, bytes], ...] = ()
+    since: int = 0
     step: int = 0
 
 
@@ -239,6 +240,20 @@ FetchEvent = (
 # Events ----------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class Working:
+    """How far the own trainer is with a round, as the edge is asked before each heartbeat.
+
+    It has `done` so many of `total` steps; the phase ends in `end_s`, None if that is not known.
+    """
+
+    round: int
+    phase: Phase
+    done: int
+    total: int
+    end_s: float | None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contributed:
     """The own trainer's contribution to round `round` is encoded and stored.
@@ -328,6 +343,11 @@ class EndTimePassed:
 
 
 @dataclass(frozen=True, slots=True)
+class StartNow:
+    """The founder's user does not wait for more peers: the first round is to begin (R11)."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 
@@ -344,6 +364,7 @@ LocalRoundEvent = (
     | Woke
     | StatusHeard
     | EndTimePassed
+    | StartNow
     | Tick
 )
 RoundEvent = Heard | LocalRoundEvent
@@ -526,6 +547,16 @@ class BytesArrived:
 
 
 @dataclass(frozen=True, slots=True)
+class BytesGiven:
+    """A peer has read bulk bytes that this node sent it; told now and then during a transfer of a
+    state, or of a result. `subject` is what they belong to."""
+
+    peer: PeerId
+    bulk: Bulk
+    subject: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class SeatProven:
     """The own proof for a SEAT on `basis`, and the join puzzle's work; answers ProveSeat."""
 
@@ -552,6 +583,7 @@ LocalEvent = (
     | Unlinked
     | Overdrawn
     | BytesArrived
+    | BytesGiven
     | SeatProven
     | FetchEvent
     | TrainerReady

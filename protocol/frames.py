@@ -63,6 +63,36 @@ class BranchEnd:
     head: Digest
 
 
+class Phase(IntEnum):
+    """What a member does for a round, in the order in which it does that."""
+
+    BEGIN = 1
+    """Whatever is before the first step: a new anchor is taken over, perhaps validated."""
+
+    TRAIN = 2
+    ENCODE = 3
+    """Whatever is between the last step and the COMMIT."""
+
+    FETCH = 4
+    """It gathers the parts that it is to hold; counted in pieces of cells."""
+
+    RESULT = 5
+    """It fetches what the round came to; counted in pieces of cells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far the sender is with its work for a round of a shard: `done` of `total` steps or cells,
+    and in how many seconds it expects this phase to end, 0 while it cannot tell."""
+
+    shard: Annotated[int, Range(0, 2**16 - 1)]
+    round: Round
+    phase: Phase
+    done: Annotated[int, Range(0, 2**31)]
+    total: Annotated[int, Range(1, 2**31)]
+    end_s: Annotated[int, Range(0, limits.PHASE_S_MAX)]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat:
     """Sign of life; `held` names the messages of the current round, so that gaps are filled.
@@ -70,7 +100,7 @@ class Heartbeat:
     `round` is the round under way, `head` the digest of the seal that it stands on, the last final
     one unless `branch` says otherwise; `links` are the peers that the sender is linked to (so that
     nobody forwards what the origin has sent there itself), `silent` those of them that it has not
-    heard of late: for the others it stands surety.
+    heard of late: for the others it stands surety. `progress` is of the shards for which it works.
     """
 
     round: Round
@@ -79,6 +109,7 @@ class Heartbeat:
     links: Annotated[tuple[Peer, ...], Size(0, 256)]
     silent: Annotated[tuple[Peer, ...], Size(0, 256)] = ()
     branch: Annotated[tuple[BranchEnd, ...], Size(0, 1)] = ()
+    progress: Annotated[tuple[Progress, ...], Size(0, limits.SHARDS_WORKED_MAX)] = ()
 
     @cached_property
     def held_set(self) -> frozenset[bytes]:

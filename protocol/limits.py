@@ -105,6 +105,12 @@ FRAGMENTS_MAX = 1024
 SEATS_MAX = 64
 """Seats of one replica group; a LIST, a certificate and a roster have at most as many items."""
 
+SHARDS_WORKED_MAX = 16
+"""Of so many shards a heartbeat tells how far its sender is."""
+
+PHASE_S_MAX = 86_400
+"""A phase of a round that is announced to take longer is announced as this long."""
+
 RATE_LEVEL_MAX = 254
 """A measured rate in a byte of a COMMIT: quarters of an octave, up to 2^63 bytes per second."""
 

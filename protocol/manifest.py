@@ -81,7 +81,7 @@ def refusal_of_version(theirs: int, ours: int) -> str:
 
 # The manifest -------------------------------------------------------------------------------------
 
-WIRE_VERSION = 2
+WIRE_VERSION = 3
 ARITHMETIC_VERSION = 1
 _DOMAIN = b"barnraise/manifest/1"
 
@@ -150,7 +150,8 @@ class InnerSpec:
     steps. `beta1`, `beta2` and `weight_decay` are AdamW's. With a `sam_radius` gradients are taken
     so far uphill (sharpness-aware minimization), each at the price of two.
 
-    `batch` is sequences per inner step and peer; `inner_steps` is H. `drift_max` bounds the local
+    `batch` is sequences per inner step and peer; `inner_steps` is H, of which each peer takes as
+    many as fit its speed unless they are to take `equal_steps`. `drift_max` bounds the local
     steps taken against one anchor, in units of H (R6).
     """
 
@@ -166,6 +167,7 @@ class InnerSpec:
     drift_max: Annotated[int, Range(1, 16)]
     optimizer: Annotated[str, OneOf(("adamw", "sgd"))] = field(default="adamw", metadata=LEFT_OUT)
     sam_radius: Annotated[float, Range(0.0, 10.0)] = field(default=0.0, metadata=LEFT_OUT)
+    equal_steps: bool = field(default=False, metadata=LEFT_OUT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -362,8 +364,8 @@ class RunManifest:
             raise ValueError("audits are for open runs: friends trust each other")
         if self.audits.segments > self.inner.inner_steps:
             raise ValueError(f"more segments than the {self.inner.inner_steps} inner steps")
-        if self.outer.overlap > 1 or any(len(shard.fragments) > 1 for shard in self.shards):
-            raise ValueError("audits are for runs of one fragment, with one round in flight")
+        if self.outer.overlap > 1:
+            raise ValueError("audits are for runs with one round in flight")
 
     def layout(self, shard: int) -> Layout:
         """The grid of shard number `shard`."""

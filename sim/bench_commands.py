@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from node.commands.app import SEED_MAX, JsonOption, app, print_json
+from node.commands.founding import SkipMachineCheckOption
 from sim.process_commands import KeepOption, new_folder
 
 if TYPE_CHECKING:
@@ -412,3 +413,43 @@ def overlap(
     found = overlap_json(run.result, about)
     sitting.show(found)
     sitting.end(found)
+
+
+@bench_app.command("size")
+def size(
+    sizes: Annotated[
+        str,
+        typer.Option(help="Sizes of the built-in GPT, separated by commas: 120k, 10m, 50m, ..."),
+    ] = "10m,50m",
+    steps: Annotated[int, typer.Option(help="Inner steps per round (H).")] = 10,
+    rounds: Annotated[int, typer.Option(help="Number of measured rounds per node.")] = 5,
+    batch: Annotated[int, typer.Option(help="Sequences per step.")] = 2,
+    context: Annotated[int, typer.Option(help="Bytes per sequence.")] = 64,
+    seed: SeedOption = 0,
+    skip_machine_check: SkipMachineCheckOption = False,
+    out: OutOption = None,
+    keep: KeepOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Train with two real nodes at each size; measure memory, bytes written and the share of time
+    in steps, beside what `barnraise check` foretells.
+    """
+    from sim.bench.size import SizeOptions, SizeRun, print_sizes, size_json
+    from sim.processes.sitting import commit_named, run_until_signal
+
+    options = SizeOptions(
+        sizes=tuple(name.strip() for name in sizes.split(",")),
+        folder=new_folder("bench", out),
+        steps=steps,
+        rounds=rounds,
+        batch=batch,
+        context=context,
+        seed=seed,
+        is_unchecked=skip_machine_check,
+        keep_state=keep,
+    )
+    with _sitting(json) as sitting:
+        run = SizeRun(options, sitting.tell)
+        run_until_signal(run.play)
+    print_sizes(sitting.console, run.rows)
+    sitting.end(size_json(options, commit_named(), run.rows))

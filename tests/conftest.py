@@ -57,6 +57,8 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.seed = random.SystemRandom().randrange(2**32)
     if config.option.hypothesis_seed is None:
         config.option.hypothesis_seed = str(config.option.seed)
+    # What is imported and collected stays to the end: hardly anything of it is garbage.
+    gc.set_threshold(100_000, 50, 100)
     # Before any module of tests is imported: its decorators copy what is loaded here.
     is_quick = "not extended" in config.option.markexpr
     hypothesis.settings.load_profile("quick" if is_quick else "untimed")
@@ -120,7 +122,7 @@ def pytest_collection_finish() -> None:
     them, and some tests ask for one to see who holds what. The others it need not disturb often."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(10_000)
+    gc.set_threshold(10_000, 10, 10)
 
 
 @pytest.hookimpl(tryfirst=True)

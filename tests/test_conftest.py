@@ -73,6 +73,7 @@ def test_more(): pass
 """
 
 
+@pytest.mark.extended
 def test_quick_suite_and_the_cases_that_it_leaves_out_are_everything(tmp_path: Path) -> None:
     def names(expression: str) -> set[str]:
         done = run_inner(tmp_path, FAMILIES, "--collect-only", "-q", "-m", expression)
@@ -121,6 +122,7 @@ def test_net(number):
 """
 
 
+@pytest.mark.extended
 def test_tests_with_sockets_share_one_worker(tmp_path: Path) -> None:
     done = run_inner(tmp_path, GROUPS, "-n", "2", "--dist", "loadgroup", "-rP")
     assert "8 passed" in done.stdout

@@ -2,7 +2,8 @@
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,7 @@ def missing(text: str, root: Path, folder: Path = FOLDER) -> list[str]:
     for span in spans(text):
         words = shlex.split(span) if is_command(span) else span.split()
         if words[0] == "barnraise":
-            faults += command_faults(words[1:])
+            faults += command_faults(tuple(words[1:]))
         elif words[0] == "make":
             targets = re.findall(
                 r"^([\w-]+):", (root / "Makefile").read_text("utf-8"), re.MULTILINE
@@ -98,12 +99,13 @@ def one(number: str) -> bool:
     return sum(record.name.startswith(f"{number}-") for record in RECORDS) == 1
 
 
-def command_faults(words: Sequence[str]) -> list[str]:
+@cache
+def command_faults(words: tuple[str, ...]) -> list[str]:
     """Why `barnraise` would refuse these words; values of options are not looked at."""
     result = CliRunner().invoke(app, [*words, "--help"])
     if result.exit_code:
         return [f"barnraise {shlex.join(words)}: {result.stderr}"]
-    if list(words[:1]) == ["sim"] and list(words[1:2]) in (["run"], ["sweep"]):
+    if words[:1] == ("sim",) and words[1:2] in (("run",), ("sweep",)):
         scenario = ROOT / "sim" / "scenarios" / f"{words[2]}.toml"
         if not scenario.exists() and words[2] != "robustness":
             return [f"there is no scenario {words[2]}"]
@@ -128,6 +130,7 @@ def titles() -> Iterator[tuple[str, str]]:
         yield record.name, record.read_text("utf-8").splitlines()[0].removeprefix("# ")
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.name[:4])
 def test_record_has_the_form_and_cites_what_is_there(record: Path) -> None:
     text = record.read_text("utf-8")

@@ -54,6 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     device=options.device,
                     model_file=options.model_file,
                     inner_folder=options.inner,
+                    validation_share=options.validation_share,
                 ),
             )
     except (BarnraiseError, OSError) as error:
@@ -91,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--inner", type=Path, help="folder for inner states; without it none are kept"
+    )
+    parser.add_argument(
+        "--validation-share",
+        type=float,
+        default=0.0,
+        help="share of the time that may go into the held-out loss while the run goes on",
     )
     return parser
 

@@ -54,6 +54,12 @@ PskOption = Annotated[
         "--psk", help="Key file of a private swarm; nodes with the key connect only to each other."
     ),
 ]
+SkipMachineCheckOption = Annotated[
+    bool,
+    typer.Option(
+        "--skip-machine-check", help="Start even if memory or disk look too small for the run."
+    ),
+]
 EventsOption = Annotated[
     bool, typer.Option("--json", help="Print events as JSON lines on standard output.")
 ]
@@ -113,6 +119,7 @@ class NodeOptions:
             show_default="any free port",
         ),
     ] = None
+    skip_machine_check: SkipMachineCheckOption = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,13 +144,15 @@ def _start(node: NodeOptions, telling: TellingOptions, **more: object) -> "Start
     from node.daemon.foreground import Start
 
     said = {**dataclasses.asdict(node), **more, "trace": telling.trace}
+    del said["skip_machine_check"]
     said |= {"state": None, "is_log_json": telling.log_json or None}
     options = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in said.items()
         if value is not None and value != []
     }
-    return Start(state=state_folder(node.state), options=options, is_json=telling.json)
+    start = Start(state=state_folder(node.state), options=options, is_json=telling.json)
+    return dataclasses.replace(start, look_at=None) if node.skip_machine_check else start
 
 
 @app.command()
@@ -152,13 +161,27 @@ def init(
     title: Annotated[
         str | None, typer.Option("--title", help="Title of the run.", show_default=False)
     ] = None,
+    model_size: Annotated[
+        str | None,
+        typer.Option(
+            "--model-size",
+            help="Size of the built-in GPT: 10m, 50m, 124m, 350m or 1b parameters.",
+            show_default="120k",
+        ),
+    ] = None,
+    skip_machine_check: SkipMachineCheckOption = False,
     json: JsonOption = False,
 ) -> None:
     """Write a run.toml in which every key is explained; `barnraise run` founds a run with it."""
-    from node.settings.sections import TITLE_DEFAULT, write_run_file
+    from node.settings.sections import TITLE_DEFAULT, size_named, write_run_file
     from node.text.shown import as_word
 
-    write_run_file(file, TITLE_DEFAULT if title is None else title)
+    size = size_named(model_size)
+    if size is not None and not skip_machine_check:
+        from node.settings.check import check_size_here
+
+        check_size_here(size, file, state_folder(None))
+    write_run_file(file, TITLE_DEFAULT if title is None else title, size)
     if json:
         print_json({"file": str(file.absolute())})
     else:
@@ -175,16 +198,30 @@ def run(
         bool,
         typer.Option("--new", help="Found a new run even if this file has already founded one."),
     ] = False,
+    start_with: Annotated[
+        int | None,
+        typer.Option(
+            "--start-with",
+            help="Number of peers, this node included, to wait for before round 1 ends.",
+            show_default="2, or as node.toml says",
+        ),
+    ] = None,
+    alone: Annotated[
+        bool, typer.Option("--alone", help="Wait for no other peer; same as --start-with 1.")
+    ] = False,
     telling: TellingOptions,
 ) -> None:
     """Found the run that a run.toml describes, or continue it, in the foreground until Ctrl+C or
-    the end of the run.
+    the end of the run. A new run waits for a second peer; Enter starts it at once.
     """
     with handling(end_at_once):
         # It loads libp2p, which takes a second.
         from node.daemon.foreground import run_file_in_foreground
 
-        end_now(run_file_in_foreground(_start(node, telling), file, is_new=new))
+        if alone and start_with not in (None, 1):
+            raise typer.BadParameter("--alone waits for nobody; give one of them")
+        start = _start(node, telling, start_with=1 if alone else start_with)
+        end_now(run_file_in_foreground(start, file, is_new=new))
 
 
 @app.command()

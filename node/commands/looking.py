@@ -3,6 +3,7 @@
 They must answer before one has lost patience: no library but typer, and rich for tables.
 """
 
+import dataclasses
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +13,15 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from node.commands.app import JsonOption, RunOption, StateOption, app, grouped, print_json
+from node.commands.app import (
+    JsonOption,
+    RunOption,
+    StateOption,
+    app,
+    grouped,
+    print_json,
+    state_folder,
+)
 from node.state.ownership import default_state
 from protocol.errors import ConfigError, NetworkError
 
@@ -149,15 +158,39 @@ def check(
             "--step-s", help="Seconds per inner step, if you know them.", show_default=False
         ),
     ] = None,
+    line: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--line",
+            help="Peers' lines: megabits per second down and up, and milliseconds there and back, "
+            "such as 250,40,30; may be repeated.",
+            show_default="DSL, cable and fibre",
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option("--device", help="Device that this machine's node would compute on.")
+    ] = "auto",
+    state: StateOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Check a run.toml: show what its preset sets and what a round costs each node."""
+    """Check a run.toml: show what its preset sets, what a round costs each node, and whether this
+    machine and the deadlines can do it.
+    """
 
-    from node.settings.check import check_json, check_run_file, check_step, print_check
+    from node.processes.machine import read_machine
+    from node.settings.check import (
+        check_json,
+        check_run_file,
+        check_step,
+        line_named,
+        print_check,
+    )
     from node.text.terminal import PeopleConsole
 
     check_step(step_s)
-    found = check_run_file(file, peers)
+    lines = tuple(map(line_named, line or ()))
+    found = check_run_file(file, peers, read_machine(state_folder(state)))
+    found = dataclasses.replace(found, device=device, lines=lines or found.lines)
     print_check(PeopleConsole(stderr=json), found, step_s)
     if json:
         print_json(check_json(found, step_s))

@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from math import inf
 from pathlib import Path
 
 import trio
@@ -30,7 +31,6 @@ from node.plane.hooks import NodeHooks
 from node.plane.served import Served, checkpoint_finder
 from node.plane.state_streams import StateParts
 from node.plane.work_desk import WorkDesk
-from node.processes.heap import give_back_free_memory
 from node.reporting.trace_file import NodeTrace
 from node.state.config import NodeConfig
 from node.state.folder import (
@@ -61,6 +61,7 @@ from training.files.durable import make_folder_durably
 from training.methods.presets import is_paced
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined
+from training.numeric.heap import give_back_free_memory
 
 SHARD = 0
 INNER_FOLDER = "inner"
@@ -135,7 +136,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         journal=journal,
         restart=replace(restart, begun=(fetched := PartialCells(folder)).begun),
         checkpoints=checkpoints,
-        states=replace(_state_parts(node, store, journal, fetched), work=desk),
+        states=replace(_state_parts(node, store, journal, fetched, checkpoints), work=desk),
         hooks=node.hooks,
         folder=folder,
         trace=node.trace,
@@ -195,8 +196,8 @@ def _solves_puzzle(node: Node) -> Callable[[], Awaitable[bytes]] | None:
 def _round_config(node: Node) -> RoundConfig:
     return replace(
         round_config(node.signed.manifest, SHARD),
-        wait_seats=node.config.wait_seats,
-        wait_seats_s=node.config.wait_seats_s,
+        wait_seats=node.config.start_with - 1,
+        wait_seats_s=node.config.start_within_s or inf,
         without=node.hooks.without,
         bend=node.hooks.said,
     )
@@ -242,6 +243,7 @@ def _trainer_work(
             device=config.device,
             model_file=model_file,
             inner_folder=folder / INNER_FOLDER,
+            validation_share=config.validation_share if config.validate_every else 0.0,
         ),
     )
 
@@ -269,10 +271,13 @@ def _entry_exchange(node: Node, folder: Path, driver: Driver, parts: DriverParts
 
 
 def _state_parts(
-    node: Node, store: ShardStore, journal: FileJournal, fetched: PartialCells
+    node: Node,
+    store: ShardStore,
+    journal: FileJournal,
+    fetched: PartialCells,
+    checkpoints: Checkpoints,
 ) -> StateParts:
-    manifest = node.signed.manifest
-    folder = run_folder(node.config.state, manifest.digest) / CHECKPOINTS_FOLDER
+    manifest, folder = node.signed.manifest, checkpoints.folder
     return StateParts(
         gathered=Gathered(store, journal, fetched),
         served=Served(store, journal, checkpoint_finder(folder, store, manifest)),
@@ -280,6 +285,7 @@ def _state_parts(
         line=LineLimits(
             node.config.up_mbit * BYTES_PER_MBIT, node.config.down_mbit * BYTES_PER_MBIT
         ),
+        on_fetch=checkpoints.fetched,
     )
 
 
@@ -308,6 +314,7 @@ def _make_store(manifest: RunManifest, journal: FileJournal) -> ShardStore:
     """At the genesis of the run."""
     store = ShardStore(manifest, SHARD, joined(genesis_weights(manifest, SHARD)))
     store.find_file = journal.find_result
+    give_back_free_memory()  # Tensors were drawn one by one.
     return store
 
 

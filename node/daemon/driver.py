@@ -351,6 +351,8 @@ class Driver:
                 root = await self._compute_in(view, work)
                 event = ev.Reduced(digest, first, stop, root or b"")
             case ev.Apply(list_digest=digest):
+                if self._work is not None:
+                    self._work.results_here()
                 base, root = view.seals.head.root, await self._apply(view, action)
                 event = ev.Applied(digest, root or b"", base)
             case ev.CheckSeat():

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from node.daemon.assembly import Node
+from node.daemon.founding import enter_key
 from node.daemon.running import RunContext, run_node
 from node.peers.departure import Departure
 from node.peers.joining import Target, join_patiently, join_run
@@ -19,6 +20,7 @@ from node.peers.neighbours import look_around, says_so
 from node.plane.hooks import NodeHooks
 from node.processes.exit_codes import user_error
 from node.processes.loop import run_loop
+from node.processes.machine import Machine, read_machine
 from node.reporting.logs import Logs, start_logging
 from node.reporting.people import (
     Countdown,
@@ -28,10 +30,11 @@ from node.reporting.people import (
     what_joining_means,
 )
 from node.reporting.trace_file import tracing
-from node.settings.run_store import found_or_resume
+from node.settings.footprint import check_room
+from node.settings.run_store import Scrutiny, found_or_resume
 from node.settings.sections import node_config, read_node_file
 from node.state.config import NodeConfig, parse_dialable
-from node.state.folder import KEY_FILE, MANIFEST_FILE, default_state
+from node.state.folder import KEY_FILE, MANIFEST_FILE, default_state, run_folder
 from node.state.keystore import check_private, has_identity, load_or_create_identity
 from node.state.lock import locked_state
 from node.state.stored_manifest import make_run_folder
@@ -39,7 +42,7 @@ from node.status.board import EventLog, StatusBoard
 from node.text.terminal import people_console
 from protocol.errors import BarnraiseError
 from protocol.identity import Ed25519Signer
-from protocol.manifest import SignedManifest
+from protocol.manifest import RunManifest, SignedManifest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +52,8 @@ class Start:
     state: Path
     options: Mapping[str, object]
     is_json: bool
+    look_at: Callable[[Path], Machine] | None = read_machine
+    """Tells what this machine has free below a folder; None: start whatever it has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,9 +71,19 @@ class Obtained:
     """What of it may not be meant."""
 
 
-Obtain = Callable[[Ed25519Signer, bytes | None, Countdown], Awaitable[Obtained]]
-"""The run of this start; the second argument is the PSK of a private swarm, the third waits for
-peers that are away."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obtaining:
+    """What the run of a start is obtained with: the PSK of a private swarm, what waits for peers
+    that are away, and what raises ConfigError where this machine is too small for a run."""
+
+    signer: Ed25519Signer
+    psk: bytes | None
+    countdown: Countdown
+    check: Callable[[RunManifest], None]
+
+
+Obtain = Callable[[Obtaining], Awaitable[Obtained]]
+"""The run of this start."""
 
 
 _OTHER_KEY = (
@@ -89,10 +104,15 @@ def _has_other_key(obtained: Obtained, signer: Ed25519Signer, *, is_new_peer: bo
 def run_file_in_foreground(start: Start, path: Path, *, is_new: bool) -> int:
     """Found or resume the run of a run.toml, and run it to its end; the exit status."""
 
-    async def obtain(signer: Ed25519Signer, _psk: bytes | None, _: Countdown) -> Obtained:
+    async def obtain(given: Obtaining) -> Obtained:
         warnings: list[str] = []
         signed, is_founded = found_or_resume(
-            path, start.state, signer, time.time, is_new=is_new, warn=warnings.append
+            path,
+            start.state,
+            given.signer,
+            time.time,
+            is_new=is_new,
+            scrutiny=Scrutiny(warn=warnings.append, check=given.check),
         )
         how = "founded now" if is_founded else "resumed"
         return Obtained(signed, how, is_founded_here=True, warnings=tuple(warnings))
@@ -106,12 +126,20 @@ def join_in_foreground(start: Start, target: Target) -> int:
     Waits for peers that are away, or have no place for this node, for as long as the user does.
     """
 
-    async def obtain(signer: Ed25519Signer, psk: bytes | None, countdown: Countdown) -> Obtained:
+    async def obtain(given: Obtaining) -> Obtained:
         file = read_node_file(start.state)
         config = node_config(file, start.options, state=start.state, manifest=Path())
         look = look_around if says_so(config) else None
-        once = partial(join_run, target, start.state, signer, psk=psk, look_around=look)
-        joined = await join_patiently(once, countdown.pause)
+        once = partial(
+            join_run,
+            target,
+            start.state,
+            given.signer,
+            psk=given.psk,
+            look_around=look,
+            check=given.check,
+        )
+        joined = await join_patiently(once, given.countdown.pause)
         how = "joined now" if joined.is_first else "resumed"
         return Obtained(joined.signed, how, joined.bootstrap, is_to_explain=True)
 
@@ -142,7 +170,13 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         given = {**start.options, "bootstrap": named}
         early = node_config(node_file, given, state=start.state, manifest=Path())
         psk = transport_config(early).psk
-        obtained = await obtain(signer, psk, Countdown(console, log))
+        obtaining = Obtaining(
+            signer=signer,
+            psk=psk,
+            countdown=Countdown(console, log),
+            check=partial(_check_room, start, early),
+        )
+        obtained = await obtain(obtaining)
         manifest = obtained.signed.manifest
         folder = make_run_folder(start.state, manifest.digest)
         check_private(folder, psk)
@@ -175,7 +209,10 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
                 text = _OTHER_KEY.format(file=start.state / KEY_FILE)
                 log.emit("warning", key="identity", text=text)
             around = RunContext(
-                departure=departure, board=board, num_lost_lines=lambda: logs.num_lost
+                departure=departure,
+                board=board,
+                num_lost_lines=lambda: logs.num_lost,
+                enter=enter_key(),
             )
             await run_node(node, around)
     except* (BarnraiseError, OSError) as group:
@@ -184,6 +221,18 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
         # Out here: Pythons before 3.11.4 wrap what is raised inside of `except*`.
         log.emit("error", kind=type(failure).__name__, message=str(failure))
         raise failure
+
+
+def _check_room(start: Start, config: NodeConfig, manifest: RunManifest) -> None:
+    """Raises ConfigError where this machine is too small for a node of that run."""
+    if start.look_at is not None:
+        check_room(
+            manifest,
+            run_folder(start.state, manifest.digest),
+            start.look_at(start.state),
+            device=config.device,
+            is_observer=config.is_observer,
+        )
 
 
 def _logging(config: NodeConfig, folder: Path) -> Logs:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import inf
 from typing import TextIO
 
 import trio
@@ -18,6 +19,7 @@ from dht.transport.libp2p_transport import Libp2pTransport
 from node.daemon.assembly import Machinery, Node, assemble
 from node.daemon.driver import Driver
 from node.daemon.entry import FirstPeers
+from node.daemon.founding import Enter, wait_for_peers
 from node.peers.departure import Departure
 from node.peers.invite import InviteSeal, invite_link, invite_to
 from node.peers.leaving import HAND_OVER_S_MAX, HandingOver, Lingering
@@ -78,6 +80,9 @@ class RunContext:
     has_lifeline: bool = False
     """Whether standard input is the pipe of whoever started this node, and its end is ours."""
 
+    enter: Enter | None = None
+    """How the user of a founder says that it is to wait for no more peers."""
+
 
 async def run_node(node: Node, around: RunContext) -> None:
     """Run one node until its run is finished, or `around.departure` is asked.
@@ -128,6 +133,7 @@ async def run_node(node: Node, around: RunContext) -> None:
                 else:
                     await entry.enter()
                 nursery.start_soon(entry.watch_refusals)
+                nursery.start_soon(wait_for_peers, made.driver, node.log, around.enter)
                 nursery.start_soon(made.links.run)
                 nursery.start_soon(_keeper(node, made.links).run)
                 nursery.start_soon(keep_table, node.config.state, directory.contacts, time.time)
@@ -190,8 +196,12 @@ async def _linger(driver: Driver, linger_s: float) -> None:
     """
     is_resumed = driver.was_finished
     lingering = Lingering(driver.core, now_s=trio.current_time(), is_resumed=is_resumed)
-    with trio.move_on_after(linger_s):
-        while lingering.is_needed(trio.current_time()):
+    ends_s = trio.current_time() + linger_s
+    while lingering.is_needed(now_s := trio.current_time()):
+        if now_s >= ends_s and not lingering.is_giving(now_s):
+            return
+        # Whoever takes a state is looked at with each event, and a heartbeat is one.
+        with trio.move_on_at(ends_s if now_s < ends_s else inf):
             await driver.changed()
 
 

@@ -4,6 +4,10 @@ What a checkpoint lacks follows from the results behind it, which are on the dis
 So where states are large, and sealed faster than the disk takes them, most of the disk is left to
 the results: rounds wait for those.
 
+A large state is written every so many rounds only: the rounds between are in the results that are
+on the disk anyway, and a start steps through them again. The last one is written when the node
+ends, and one that a joiner fetches, whose memory is then not needed for that.
+
 A state that waits to be written is nobody's reason to keep it: where the next one is made in its
 memory, that one is written. One that is being written stays, and costs memory if a round ends
 meanwhile, so a write begins with a new state.
@@ -21,11 +25,13 @@ from numpy.typing import NDArray
 from node.holdings.record_log import forget_before, keep_later
 from node.holdings.recovery import StoredState
 from node.holdings.states import State
+from protocol import limits
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
 from training.channel.exchange import RunClock
 from training.files.state import (
+    CHECKPOINTS_KEPT,
     CheckpointMeta,
     ShardState,
     checkpoint_folders,
@@ -45,6 +51,18 @@ REST_S_MAX = 60.0
 PATIENCE_S = 60.0
 """So long the state that came while the disk rested waits for the one behind it."""
 
+ROUNDS_APART = 8
+"""Rounds from one checkpoint of a large state to the next. Each costs every start up to a step per
+round, and who reads checkpoints a state that is so old; and saves eight bytes per parameter of each
+round in between. Fewer than the results that are kept (`limits.RESULT_ROUNDS_KEPT`)."""
+
+LARGE_BYTES = 32 * limits.MIB
+"""States from this size on; smaller ones wear no disk, and are written as often as it takes them.
+"""
+
+LARGE_KEPT = 2
+"""Checkpoints of large states: results are kept back to the older one."""
+
 Offer = tuple[SealCertificate, NDArray[np.float32], Mapping[str, NDArray[np.float32]]]
 
 
@@ -57,7 +75,8 @@ def run_clock(certificate: SealCertificate) -> RunClock:
 class Checkpoints:
     """The checkpoints of one shard in one folder. `run` writes what was offered last.
 
-    `on_saved` is told the oldest round that a kept checkpoint starts, in the writing thread.
+    States of `large_bytes` are large. `on_saved` is told the oldest round that a kept checkpoint
+    starts, in the writing thread.
     """
 
     def __init__(
@@ -67,7 +86,9 @@ class Checkpoints:
         shard: int,
         *,
         on_saved: Callable[[int], None] = lambda _: None,
+        large_bytes: int = LARGE_BYTES,
     ) -> None:
+        self.large_bytes = large_bytes
         self.folder = folder
         self._manifest = manifest
         self._shard = shard
@@ -75,6 +96,9 @@ class Checkpoints:
         self._num_states = 0
         self._num_written = 0
         """States are numbered as they come: what was overtaken while it waited is not written."""
+        self._written_round: int | None = None
+        self._is_due = False
+        self._is_fetched = False
         self._wanted = trio.Event()
         self._idle = trio.Event()
         self._idle.set()
@@ -84,11 +108,39 @@ class Checkpoints:
         self.latest: Path | None = None
 
     def offer(self, certificate: SealCertificate, state: State, *, is_held: bool = False) -> None:
-        """A newly sealed state; replaces one that is still waiting. It is written unless nobody
-        holds it any more by then; with `is_held` it is held here."""
+        """A newly sealed state; replaces one that is still waiting. In its turn it is written,
+        unless nobody holds it any more by then; with `is_held` it is held here."""
         self._num_states += 1
+        is_due = self._is_its_turn(certificate, state)
         find = (lambda: state) if is_held else weakref.ref(state)
         self._offered = self._num_states, certificate, find
+        self._is_fetched = False
+        if is_due:
+            self._want()
+
+    def _is_its_turn(self, certificate: SealCertificate, state: State) -> bool:
+        since = self._written_round
+        if since is None or not self._is_large(state.anchor_N, state.slots):
+            return True
+        # A round before the last one that was written is of a history that began anew.
+        return not since <= certificate.value.round < since + ROUNDS_APART
+
+    def _is_large(
+        self, anchor_N: NDArray[np.float32], slots: Mapping[str, NDArray[np.float32]]
+    ) -> bool:
+        return anchor_N.nbytes + sum(slot_N.nbytes for slot_N in slots.values()) >= self.large_bytes
+
+    def fetched(self, root: bytes) -> None:
+        """Somebody fetches the state of that root: if it is the newest it is written, and then
+        served from the disk."""
+        if self._offered is None or self._is_due or self._is_fetched:
+            return
+        if self._offered[1].value.root == root:
+            self._is_fetched = True
+            self._want()
+
+    def _want(self) -> None:
+        self._is_due = True
         self._idle = trio.Event()
         self._wanted.set()
 
@@ -100,11 +152,14 @@ class Checkpoints:
     ) -> None:
         """Write a state now; on the disk when this returns. Raises OSError where it is full."""
         self._num_states += 1
+        self._written_round = certificate.value.round
         await self._save(self._num_states, (certificate, anchor_N, slots))
 
     async def flushed(self) -> None:
         """Until the newest offer is on the disk, which does not rest from now on."""
         self._hurried.set()
+        if self._offered is not None:
+            self._want()
         self._wanted.set()
         await self._idle.wait()
 
@@ -117,21 +172,24 @@ class Checkpoints:
             if offer is not None:
                 await self._save(*offer)
                 del offer  # Or it would be held while the disk rests.
-            if self._offered is None:
+            if not self._is_due:
                 self._idle.set()
             with trio.move_on_after(min(REST_S_MAX, REST * (trio.current_time() - began_s))):
                 await self._hurried.wait()
-            if self._offered is not None and not self._hurried.is_set():
+            if self._is_due and not self._hurried.is_set():
                 self._wanted = trio.Event()
                 with trio.move_on_after(PATIENCE_S):
                     await self._wanted.wait()
                 self._wanted.set()
 
     def _take(self) -> tuple[int, Offer] | None:
-        offered, self._offered = self._offered, None
+        if not (self._is_due or self._hurried.is_set()):
+            return None
+        offered, self._offered, self._is_due = self._offered, None, False
         state = None if offered is None else offered[2]()
         if offered is None or state is None:
             return None
+        self._written_round = offered[1].value.round
         return offered[0], (offered[1], state.anchor_N, state.slots)
 
     async def _save(self, number: int, offer: Offer) -> None:
@@ -155,9 +213,10 @@ class Checkpoints:
             anchors=tuple(anchor_N[span] for span in spans),
             slots=tuple({name: slots[name][span] for name in slots} for span in spans),
         )
-        if kept := keep_later(self.folder, meta.clock.round):
-            logger.warning("checkpoint of a later round set aside path=%s", kept)
-        path = save_checkpoint(self.folder, spec, state, meta)
+        if later := keep_later(self.folder, meta.clock.round):
+            logger.warning("checkpoint of a later round set aside path=%s", later)
+        kept = LARGE_KEPT if self._is_large(offer[1], offer[2]) else CHECKPOINTS_KEPT
+        path = save_checkpoint(self.folder, spec, state, meta, kept=kept)
         oldest = round_of(checkpoint_folders(self.folder)[-1])
         forget_before(self.folder, oldest)
         self._on_saved(oldest)

@@ -61,7 +61,7 @@ from training.compression import (
 )
 from training.numeric.arithmetic import squared_norm
 from training.numeric.gram import wire_form
-from training.numeric.spare_vectors import SpareVectors, VectorSource
+from training.numeric.spare_vectors import SpareVectors, VectorSource, untouched_zeros
 from training.outer.optimizers import make_outer
 
 STEP_OVER_BYTES_MIN = 32 << 20
@@ -113,7 +113,7 @@ class ShardStore:
         )
         self._whole = RLock()
         """Held while there is no whole state, because one is made of the other."""
-        slots = {name: np.zeros_like(anchor_N) for name in self._outer.slots}
+        slots = {name: untouched_zeros(len(anchor_N)) for name in self._outer.slots}
         self._state: State = self.make_state(anchor_N, slots)
         self._final: State = self._state
         self._states: dict[bytes, State] = {self._state.root: self._state}
@@ -224,14 +224,19 @@ class ShardStore:
             hasher.update(wire_view(vector_N))
         return hasher.digest()
 
-    def assemble(self, root: bytes, cells: Mapping[int, bytes]) -> State:
-        """The state that verified state cells make up. Raises StateError unless it has `root`."""
-        if any(index not in cells for index in range(self.num_state_cells)):
-            raise StateError("state cells are missing")
-        vectors = [source.take() for source in self._step_rules.sources()]
-        for index in range(self.num_state_cells):
-            vector, span = self.state_place(index)
-            vectors[vector][span] = np.frombuffer(cells[index], dtype="<f4")
+    def blank_vectors(self) -> list[Vector]:
+        """Memory for the anchor and the slots of a state that is made cell by cell."""
+        return [source.take() for source in self._step_rules.sources()]
+
+    def place_cell(self, vectors: Sequence[Vector], index: int, payload: bytes) -> bytes:
+        """A verified state cell, copied to where it belongs; what lies there."""
+        vector, span = self.state_place(index)
+        place_N = vectors[vector][span]
+        place_N[:] = np.frombuffer(payload, dtype="<f4")
+        return wire_view(place_N).toreadonly()  # type: ignore[return-value]  # read like bytes
+
+    def assemble(self, root: bytes, vectors: Sequence[Vector]) -> State:
+        """The state that `place_cell` made of all cells. Raises StateError unless it has `root`."""
         slots = dict(zip(self._outer.slots, vectors[1:], strict=True))
         state = self.make_state(vectors[0], slots)
         if state.root != root:

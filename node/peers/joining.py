@@ -79,11 +79,13 @@ async def join_run(
     *,
     psk: bytes | None = None,
     look_around: LookAround | None = None,
+    check: Callable[[RunManifest], None] = lambda manifest: None,
 ) -> Joined:
     """The run of a target: as this folder knows it, else fetched from the peers and stored.
 
     The caller holds the folder's lock; `psk` is that of a private swarm; `look_around`
-    finds nodes of the link's run on this network where no address of the link answers. Raises
+    finds nodes of the link's run on this network where no address of the link answers; `check`
+    raises what is in the way of taking part. Raises
     UnreachableError and RefusedError as `fetch_manifest` does; never where the folder knows the
     run.
     """
@@ -91,6 +93,7 @@ async def join_run(
     if target.run is not None:
         stored = stored_manifest(state, target.run, signer)
         if stored is not None:
+            check(stored.manifest)
             _take_up(target, stored.manifest, state, signer)
             return Joined(stored, bootstrap, is_first=False)
     try:
@@ -108,8 +111,10 @@ async def join_run(
         resumed = _run_of_known_peer(target, state, signer)
         if target.run is not None or resumed is None:
             raise
+        check(resumed.manifest)
         logger.warning("peer does not answer, going on with the run it was seen in: %s", error)
         return Joined(resumed, bootstrap, is_first=False)
+    check(fetched.signed.manifest)
     is_first = stored_manifest(state, fetched.signed.manifest.digest, signer) is None
     if is_first:
         store_manifest(state, fetched.signed)

@@ -86,6 +86,7 @@ class Lingering:
     def __init__(self, core: NodeCore, *, now_s: float, is_resumed: bool) -> None:
         self._core = core
         self._is_resumed = is_resumed
+        self._ended_s = now_s
         self._beat_s = now_s + core.manifest.timing.heartbeat_s + LAST_BEAT_S
         self._through: set[PeerId] = set()
 
@@ -100,6 +101,11 @@ class Lingering:
         if rounds and now_s < self._beat_s:
             return True
         return bool(self._missing())
+
+    def is_giving(self, now_s: float) -> bool:
+        """Whether somebody makes progress with the state that it takes here: the run's end does not
+        cut it off, for as long as a round would have been held for it (R11)."""
+        return self._core.machine.giving.is_giving(now_s, ended_s=self._ended_s)
 
     def _missing(self) -> set[PeerId]:
         """Who had a seat in the last round and may not be through."""

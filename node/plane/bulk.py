@@ -23,7 +23,7 @@ from protocol.join_puzzle import solve
 from protocol.manifest import RunManifest
 from protocol.rounds.agreed import ResultPlace, result_place
 from protocol.rounds.round_view import RoundView
-from protocol.segments import work_cell_bytes
+from protocol.segments import work_cell_sizes
 
 IS_SERVED = frozenset((Bulk.STATE, Bulk.STEP))
 """What joiners ask for; see `node.plane.served`."""
@@ -157,6 +157,9 @@ class StoredResults:
 def check_size(store: ShardStore, header: BulkHeader, index: int, num_bytes: int) -> None:
     """Raise ProofError for a cell of a size that it cannot have, before a byte of it is read, and
     LimitError where there is no such cell."""
+    if header.bulk is Bulk.WORK:
+        _check_work_size(store, index, num_bytes)
+        return
     expected = expected_bytes(store, header, index)
     if num_bytes == expected:
         return
@@ -166,14 +169,20 @@ def check_size(store: ShardStore, header: BulkHeader, index: int, num_bytes: int
         raise ProofError(f"cell {index} has {num_bytes} bytes instead of {expected}")
 
 
+def _check_work_size(store: ShardStore, index: int, num_bytes: int) -> None:
+    """Of whose work it is the store of work knows, which looks again."""
+    try:
+        sizes = work_cell_sizes(store.layout, index)
+    except ValueError as error:
+        raise LimitError(str(error)) from error
+    if num_bytes not in sizes:
+        told = " or ".join(map(str, sorted(sizes)))
+        raise ProofError(f"cell {index} has {num_bytes} bytes instead of {told}")
+
+
 def expected_bytes(store: ShardStore, header: BulkHeader, index: int) -> int:
     """The size of a cell that is about to arrive; of a part the most, where the codec may send
-    less. Raises LimitError for no such cell."""
-    if header.bulk is Bulk.WORK:
-        try:
-            return work_cell_bytes(store.layout, index)
-        except ValueError as error:
-            raise LimitError(str(error)) from error
+    less. Not of work. Raises LimitError for no such cell."""
     is_state, fragment = header.bulk is Bulk.STATE, store.layout.fragment_of(header.round)
     count = store.num_state_cells if is_state else store.layout.num_cells(fragment)
     if index >= count:

@@ -96,15 +96,18 @@ async def send_items(
     meter: Meter,
     scope: trio.CancelScope,
     pause: Pause | None,
+    moved: Callable[[], Awaitable[None]],
 ) -> None:
     """One cell, or some that are one piece (`num_together`), and what is said of them. As much as
-    may be under way goes at once: each write ends a record on the wire, however short."""
+    may be under way goes at once: each write ends a record on the wire, however short. `moved` is
+    awaited after each piece that the taker has read while this waits for it."""
     piece = piece_bytes(meter, pause)
     sizes = deque(_pieces(sum(len(item.payload) for item in items), piece))
     said, waiting = _to_send(items, piece)
     while sizes:
         while not meter.has_room(sizes[0]):
             await await_through(stream, meter, scope)
+            await moved()
         if pause is not None:
             await pause(sizes[0], scope)
         now_s, size = trio.current_time(), said
@@ -148,6 +151,11 @@ async def await_through(stream: Stream, meter: Meter, scope: trio.CancelScope) -
 TOLD_EVERY_S = 0.25
 """The core hears of what arrives at most so often: its rules are asked each time."""
 
+
+GIVEN_EVERY_S = 1.0
+"""Seconds between two words about one transfer to a peer that takes a state or a result."""
+
+GIVEN = bulk.IS_SERVED | {Bulk.RESULT}
 
 READ_AHEAD = 1
 """Cells of a stream, or some that came together, behind those that are checked and kept, and before
@@ -515,7 +523,7 @@ class BulkStreams:
     ) -> int:
         """How many bytes of payload the taker has now."""
         num_bytes, meter, serving = 0, Meter(self._pace(push.to)), self._serving
-        before = None
+        before, moved = None, self._telling_given(push)
         if push.bulk is Bulk.STATE:
             meter = Meter(self._pace(push.to), gives_way=lambda: serving.gives_way)
             before = serving.turns()
@@ -534,14 +542,28 @@ class BulkStreams:
                         num_left -= count
                         if not is_limited and meter.is_rest(num_left * len(items[0].payload)):
                             is_sent()
-                        await send_items(stream, items, meter, scope, pause)
+                        await send_items(stream, items, meter, scope, pause, moved)
                 is_sent()
                 # It is under way until the taker has it: the system's buffers hold a round's bytes.
                 while meter.under_way:
                     await await_through(stream, meter, scope)
+                    await moved()
             finally:
                 await stream.aclose()
         return num_bytes
+
+    def _telling_given(self, push: ev.Push) -> Callable[[], Awaitable[None]]:
+        """Tells that more of a state or result was read, now and then: it may take long (R11)."""
+        told_s = trio.current_time()
+
+        async def tell() -> None:
+            nonlocal told_s
+            now_s = trio.current_time()
+            if push.bulk in GIVEN and now_s >= told_s + GIVEN_EVERY_S:
+                told_s = now_s
+                await self._owner.tell(ev.BytesGiven(push.to, push.bulk, push.subject))
+
+        return tell
 
     # In -----------------------------------------------------------------------------------------
 

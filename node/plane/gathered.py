@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 
 from node.holdings.journal import Journal
-from node.holdings.shard_store import Item, ShardStore, State
+from node.holdings.shard_store import Item, ShardStore, State, Vector
 from protocol import limits
 from protocol.errors import BarnraiseError, DecodeError, ProofError, StateError
 from protocol.frames import Bulk, BulkHeader
@@ -185,6 +185,8 @@ class Gathered:
         self._partial = partial
         self._certificate: SealCertificate | None = None
         self._cells: dict[int, bytes] = {}
+        self._vectors: list[Vector] = []
+        """Those of the state that is gathered: its cells lie there, and nowhere else."""
         self._old: list[tuple[StateTree, Callable[[int], bytes]]] = []
         """States of which all or some cells are here, which may be the same in the new one."""
         self._steps: list[_GatheredRound] = []
@@ -207,13 +209,15 @@ class Gathered:
         items = [] if self._cells else self._read_partial()
         old = self._cells or {item.index: item.payload for item in items}
         self._cells, self._old = {}, [self._as_old_state()]
+        self._vectors = self._store.blank_vectors()
         is_resumed = bool(items) and self._partial.root == root
         if old and not is_resumed:
             self._old.append(self._as_old_cells(old))
         self._partial.begin(certificate, num_kept=len(items) if is_resumed else 0)
         for item in items if is_resumed else ():
-            self._cells[item.index] = item.payload
+            self._place(item.index, item.payload)
             self._same_beside(item)
+        del items
         for tree, cell in self._old:
             if tree.root == root:
                 self._take(range(count), cell)
@@ -305,7 +309,7 @@ class Gathered:
         self._store.check_state_cell(self._certificate.value.root, item)
         if item.index in self._cells:
             return ()
-        self._cells[item.index] = item.payload
+        self._place(item.index, item.payload)
         self._partial.keep(item)
         return (item.index, *self._same_beside(item))
 
@@ -321,8 +325,11 @@ class Gathered:
     def _take(self, indices: range, cell: Callable[[int], bytes]) -> list[int]:
         fresh = [index for index in indices if index not in self._cells]
         for index in fresh:
-            self._cells[index] = cell(index)
+            self._place(index, cell(index))
         return fresh
+
+    def _place(self, index: int, payload: bytes) -> None:
+        self._cells[index] = self._store.place_cell(self._vectors, index, payload)
 
     # The end ------------------------------------------------------------------------------------
 
@@ -358,12 +365,14 @@ class Gathered:
             if self._steps:
                 raise StateError("not all steps are taken")
             return self._stepped
-        return self._store.assemble(self._certificate.value.root, self._cells)
+        if not self.is_whole:
+            raise StateError("state cells are missing")
+        return self._store.assemble(self._certificate.value.root, self._vectors)
 
     def forget(self) -> None:
         """The state is in place and on the disk, or of no use."""
         self._certificate, self._stepped = None, None
-        self._cells, self._old, self._steps = {}, [], []
+        self._cells, self._vectors, self._old, self._steps = {}, [], [], []
         self._partial.clear()
 
 

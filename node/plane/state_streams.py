@@ -52,6 +52,9 @@ class StateParts:
     work: WorkDesk | None = None
     """In runs with audits."""
 
+    on_fetch: Callable[[bytes], None] = lambda _: None
+    """Hears the root of each state that somebody takes cells of."""
+
 
 class StateStreamsOwner(Protocol):
     """What is needed of the driver."""
@@ -227,7 +230,7 @@ class Serving:
 
     def __init__(self, owner: StateStreamsOwner, parts: StateParts) -> None:
         self._owner = owner
-        self._served = parts.served
+        self._served, self._on_fetch = parts.served, parts.on_fetch
         self._throttle = Throttle(parts.bytes_per_s, now_s=trio.current_time())
         self._limiter = trio.CapacityLimiter(1)
         self.num_of_round = 0
@@ -247,6 +250,8 @@ class Serving:
         count = source.count
         cells = [index for index in dict.fromkeys(push.cells) if index < count]
         if push.bulk is Bulk.STATE:
+            assert certificate is not None
+            self._on_fetch(certificate.value.root)
             # Not held by the transfer: else each peer that takes a piece every few seconds would
             # keep a state of its own here, in memory or as a file that is removed already.
             return _FromSource(weakref.ref(source), cells, self.wait_for_disk)

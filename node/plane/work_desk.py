@@ -1,7 +1,6 @@
 """Work over bulk streams (R10): who asks is shown what the beacon named it for, within a quota; and
 what comes is kept where a segment here begins with it.
 
-C cells of the shard
 """
 
 import logging
@@ -19,19 +18,22 @@ from node.plane.hooks import NodeHooks
 from protocol import events as ev
 from protocol.core.node_core import NodeCore
 from protocol.errors import LimitError, ProofError, StateError
-from protocol.grid import Layout, cell_root, check_merkle_proof, merkle_proof
+from protocol.grid import EMPTY_ROOT, Layout, cell_root, check_merkle_proof, merkle_proof
 from protocol.identity import PeerId, short_id
-from protocol.segments import TAIL_BYTES, num_state_cells, root_of
+from protocol.segments import (
+    MOMENTS,
+    STATE,
+    WorkKind,
+    num_state_cells,
+)
 from training.audits.traces import StoredCells, TraceFolder
 
 # Work store ---------------------------------------------------------------------------------------
 #
 # Inner states and residuals as content that their roots name: what audits begin with (R10).
 #
-# C cells of the shard
-#
-# A state is as `protocol.segments` has it, a residual the C cells of one vector. In a simulated
-# world states have other moments and no tail. Whoever has one may serve it.
+# A state is as `protocol.segments` has it, a residual the cells of one fragment. In a simulated
+# world states have fewer moments. Whoever has one may serve it.
 
 FindOwn = Callable[[bytes], Sequence[bytes]]
 """The cells that the own trainer keeps under a root; empty for another one."""
@@ -40,53 +42,61 @@ FindOwn = Callable[[bytes], Sequence[bytes]]
 class WorkStore:
     """What was fetched for audits, and what is served. Memory is bounded by what is asked for."""
 
-    def __init__(self, layout: Layout, find_own: FindOwn, *, has_tail: bool) -> None:
-        """`has_tail` says that states end with a cell of their own."""
-        self._layout = layout
+    def __init__(self, layout: Layout, find_own: FindOwn, *, moments: int = MOMENTS) -> None:
+        self._layout, self._moments = layout, moments
         self._find_own = find_own
-        self._has_tail = has_tail
-        self._found: dict[bytes, dict[int, bytes]] = {}
+        self._sizes: dict[WorkKind, tuple[int, ...]] = {}
+        self._found: dict[bytes, dict[int, Item]] = {}
 
-    def put(self, subject: bytes, item: Item, *, counts: Collection[int]) -> None:
-        """Keep a cell of a subject that has so many, or so many. Raises LimitError or ProofError
-        where it fits none of these numbers: the sender's fault."""
-        *others, last = sorted(counts)
-        for count in others:
+    def put(self, subject: bytes, item: Item, *, kinds: Collection[WorkKind]) -> None:
+        """Keep a cell of a subject that is of that kind, or of one of these. Raises LimitError or
+        ProofError where it fits none of them: the sender's fault."""
+        *others, last = sorted(kinds)
+        for kind in others:
             with suppress(LimitError, ProofError):
-                self._put(subject, item, count)
+                self._put(subject, item, kind)
                 return
         self._put(subject, item, last)
 
-    def _put(self, subject: bytes, item: Item, count: int) -> None:
-        if item.index >= count:
-            raise LimitError(f"cell {item.index} of {count}")
-        each = self._layout.num_cells(0)
-        is_tail = self._has_tail and count > each and item.index == count - 1
-        numel = self._layout.cell_numel(0, item.index % each)
-        if len(item.payload) != (TAIL_BYTES if is_tail else 4 * numel):
+    def _put(self, subject: bytes, item: Item, kind: WorkKind) -> None:
+        if kind not in self._sizes:
+            self._sizes[kind] = kind.sizes(self._layout, self._moments)
+        sizes = self._sizes[kind]
+        if item.index >= len(sizes):
+            raise LimitError(f"cell {item.index} of {len(sizes)}")
+        if len(item.payload) != sizes[item.index]:
             raise LimitError(f"cell {item.index} has {len(item.payload)} bytes")
         node = cell_root(item.payload)
-        check_merkle_proof(subject, node, item.proof, index=item.index, count=count)
-        self._found.setdefault(subject, {})[item.index] = item.payload
+        check_merkle_proof(subject, node, item.proof, index=item.index, count=len(sizes))
+        self._found.setdefault(subject, {})[item.index] = item
 
     def items(self, subject: bytes, cells: Sequence[int]) -> list[Item]:
-        """Those of them that are here, with their proofs; only of what is here as a whole."""
-        held = self.cells(subject)
-        roots = held.roots if isinstance(held, StoredCells) else [cell_root(cell) for cell in held]
-        wanted = [index for index in dict.fromkeys(cells) if index < len(held)]
-        try:
-            return [Item(index, held[index], merkle_proof(roots, index)) for index in wanted]
-        except IndexError:
-            return []  # The disk has lost some of it.
+        """Those of them that are here, with their proofs."""
+        wanted, own = list(dict.fromkeys(cells)), self._find_own(subject)
+        if not own:
+            found = self._found.get(subject, {})
+            return [found[index] for index in wanted if index in found]
+        roots = own.roots if isinstance(own, StoredCells) else [cell_root(cell) for cell in own]
+        items = []
+        for index in [one for one in wanted if one < len(own)]:
+            with suppress(IndexError):  # The disk has lost it.
+                items.append(Item(index, own[index], merkle_proof(roots, index)))
+        return items
 
-    def cells(self, subject: bytes) -> Sequence[bytes]:
-        """All cells of a subject; empty where some are missing."""
-        own = self._find_own(subject)
-        if own:
-            return own
+    def own(self, subject: bytes) -> Sequence[bytes]:
+        """All cells of a subject that the own trainer keeps; empty of another one."""
+        return self._find_own(subject)
+
+    def needed_cells(self, subject: bytes, kind: WorkKind) -> list[bytes]:
+        """Those of its cells that are needed; nothing where one of them is missing."""
+        wanted = kind.cells(self._layout, self._moments)
+        if own := self._find_own(subject):
+            try:
+                return [own[index] for index in wanted]
+            except IndexError:
+                return []
         found = self._found.get(subject, {})
-        held = [found[index] for index in sorted(found)]
-        return held if held and root_of(held) == subject else ()
+        return [found[index].payload for index in wanted] if found.keys() >= set(wanted) else []
 
     def keep(self, subjects: Collection[bytes]) -> None:
         """Forget what else was fetched."""
@@ -148,8 +158,8 @@ class OpenedWork:
         return found
 
 
-def _is_kept(held: Sequence[bytes]) -> bool:
-    return not isinstance(held, StoredCells) or held.is_kept
+def _are_kept(held: Sequence[bytes], cells: Sequence[int]) -> bool:
+    return not isinstance(held, StoredCells) or held.are_kept(cells)
 
 
 class WorkDesk:
@@ -161,8 +171,8 @@ class WorkDesk:
         """`folder` gets a file for each segment that the trainer is to run again."""
         self._core, self._layout, self._hooks = core, layout, hooks
         self._folder = folder
-        self._works = WorkStore(layout, traces.find, has_tail=True)
-        most = AUDITS_PER_ERA * (2 * num_state_cells(layout) + layout.num_cells(0))
+        self._works = WorkStore(layout, traces.find)
+        most = AUDITS_PER_ERA * (num_state_cells(layout) + 2 * max(layout.fragment_cells))
         self._quota = WorkQuota(most)
         self._waiting: Counter[PeerId] = Counter()
         self._traces = traces
@@ -174,8 +184,8 @@ class WorkDesk:
 
     def close_rounds(self) -> None:
         """After a seal: what nobody may ask for any more need not be kept. Raises OSError."""
-        for index in self._core.audits.closed:
-            self._traces.close(index)
+        for index, segments in self._core.audits.shown_segments.items():
+            self._traces.close(index, still_open=segments)
 
     # Out ----------------------------------------------------------------------------------------
 
@@ -205,12 +215,14 @@ class WorkDesk:
     async def outgoing(self, push: ev.Push) -> OpenedWork:
         """The cells of it that are here. A state that was not kept is made again; if that takes
         longer than a moment, whoever asks again with the next seal gets it."""
-        held = await trio.to_thread.run_sync(self._works.cells, push.subject)
-        if not _is_kept(held):
+        asked = tuple(dict.fromkeys(push.cells))
+        held = await trio.to_thread.run_sync(self._works.own, push.subject)
+        if not _are_kept(held, asked):
             with trio.move_on_after(EARLY_S):
                 await self.reopen(push.subject)
-        count = len(held) if _is_kept(held) else 0
-        cells = tuple(index for index in dict.fromkeys(push.cells) if index < count)
+        cells = asked if _are_kept(held, asked) else ()
+        if held:
+            cells = tuple(index for index in cells if index < len(held))
 
         async def find(index: int) -> list[Item]:
             items = partial(self._works.items, push.subject, (index,))
@@ -222,15 +234,15 @@ class WorkDesk:
 
     def wants(self, subject: bytes) -> bool:
         """Whether a segment here begins with it."""
-        return bool(self._core.audits.counts(subject))
+        return bool(self._core.audits.kinds(subject))
 
     def keep(self, subject: bytes, item: Item) -> bool:
         """Take a cell in; False if it is not needed any more, which is nobody's fault. Raises
         LimitError or ProofError for what is not of that subject."""
-        counts = self._core.audits.counts(subject)
-        if not counts:
+        kinds = self._core.audits.kinds(subject)
+        if not kinds:
             return False
-        self._works.put(subject, item, counts=counts)
+        self._works.put(subject, item, kinds=kinds)
         return True
 
     def forget(self) -> None:
@@ -242,20 +254,21 @@ class WorkDesk:
     def write(self, task: ev.Rerun, number: int) -> Path | None:
         """The file that a trainer needs to run that segment; None where something is missing. For a
         worker thread. Raises OSError on a full disk."""
-        work = task.commit.work[0]
+        work, fragment = task.commit.work[0], self._layout.fragment_of(task.round)
         is_encoding = task.segment + 1 == len(work.trace)
-        state = self._works.cells(work.trace[task.segment])
-        residual = self._works.cells(task.commit.residual_before) if is_encoding else ()
-        if not state:
+        kind = WorkKind("weights", fragment) if is_encoding else STATE
+        cells = self._works.needed_cells(work.trace[task.segment], kind)
+        if not cells:
             return None
+        if is_encoding and task.commit.residual_before != EMPTY_ROOT:
+            residual = self._works.needed_cells(
+                task.commit.residual_before, WorkKind("residual", fragment)
+            )
+            if not residual:
+                return None
+            cells += residual
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / f"segment-{number}.work"
-        try:
-            with path.open("wb") as file:
-                for cells in (state, residual):
-                    for index in range(len(cells)):
-                        file.write(cells[index])
-        except IndexError:
-            path.unlink()
-            return None
+        with path.open("wb") as file:
+            file.writelines(cells)
         return path

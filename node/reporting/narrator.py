@@ -37,6 +37,14 @@ _SHORT = (
 )
 
 
+def _why_left_out(view: RoundView, *, was_listed: bool) -> str | None:
+    """What kept the own contribution out of a sealed round: `training` or the `line`; None if it is
+    in, or this node had no seat."""
+    if was_listed or not view.is_member:
+        return None
+    return "line" if view.own.commit else "training"
+
+
 class Narrator:
     """Tells what happens, as it happens; decides nothing."""
 
@@ -49,6 +57,7 @@ class Narrator:
         self._forgot_round = 0
         self._is_short = False
         self._is_waiting = False
+        self._held_round, self._held_s = 0, inf
         self._progress: Progress | None = None
         self._progress_s = -inf
 
@@ -72,6 +81,7 @@ class Narrator:
             voters=sum(1 for seat in value.roster.seats if seat.voter_since >= 0),
             attempt=view.attempt,
             was_listed=action.was_listed,
+            left_out=_why_left_out(view, was_listed=action.was_listed),
             wall_s=round(wall_s, 4),
             bytes_up=traffic[0],
             bytes_down=traffic[1],
@@ -136,6 +146,7 @@ class Narrator:
         """After every event: what the node is at, and waits for."""
         machine = core.machine
         self.phase(machine.view, parts_in_flight)
+        self.holding(machine)
         self.silence(machine)
         self.quorum(machine.view)
         self.catching_up(core.catchup)
@@ -192,6 +203,20 @@ class Narrator:
         name = "linked" if isinstance(event, ev.Linked) else "unlinked"
         logger.info("%s peer=%s", name, short_id(event.peer))
         self._log.emit(name, peer=peer_id_text(event.peer), linked=peer_texts(linked))
+
+    def holding(self, machine: RoundMachine) -> None:
+        """Tell once in a round that it is held for peers that take the state from here (R11), if it
+        is for longer than a moment."""
+        view, now_s = machine.view, trio.current_time()
+        num_peers = machine.giving.num_held_for(view.basis)
+        if not num_peers:
+            self._held_s = inf
+            return
+        self._held_s = min(self._held_s, now_s)
+        if now_s >= self._held_s + PROGRESS_S and view.index != self._held_round:
+            self._held_round = view.index
+            logger.info("round held for takers round=%d peers=%d", view.index, num_peers)
+            self._log.emit("holding", round=view.index, peers=num_peers)
 
     def silence(self, machine: RoundMachine) -> None:
         """Tell once if the node waits for a memory that it cannot get (R12)."""

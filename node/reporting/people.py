@@ -89,6 +89,8 @@ class PeopleLog:
                 self._is_seated = False
                 taken = "the only seat is" if seats == 1 else f"all {seats} seats are"
                 return f"{taken} taken, in turns: follows the rounds until one is free"
+            case "waiting_for_peers" | "starts_without" | "holding", {"peers": int(count)}:
+                return _waiting(event, count, fields)
             case "handing_over", {"heirs": int(heirs)}:
                 return _handing_over(heirs)
             case "handed_over", {"round": int(round_index)}:
@@ -99,11 +101,7 @@ class PeopleLog:
             case "sealed", {"round": int(round_index), "listed": list(listed)}:
                 return self._sealed(round_index, rounds, len(listed), fields)
             case "set_back", {"peer": str(peer), "until": int(until), "is_own": bool(is_own)}:
-                who = "this node" if is_own else f"peer {peer[-8:]}"
-                return (
-                    f"{who} kept others waiting for what it owed: until round {until} others sum "
-                    "and propose before it; it keeps seat and vote"
-                )
+                return _set_back(peer, until, is_own=is_own)
             case "provisional", {"round": int(round_index), "listed": int(listed)}:
                 return self._provisional(round_index, rounds, listed, fields)
             case "confirmed", {"round": int(round_index)}:
@@ -114,7 +112,9 @@ class PeopleLog:
                     f"goes on from round {round_index}"
                 )
             case "validation", {"round": int(round_index), "loss": float(loss)}:
-                return f"held-out loss {loss:.3f} after round {round_index}"
+                part, whole = fields.get("windows"), fields.get("of_windows")
+                over = f" (over {part} of {whole} windows)" if part != whole else ""
+                return f"held-out loss {loss:.3f} after round {round_index}{over}"
             case "warning", {"text": str(text)} if text:
                 return f"warning: {shown(text, _WARNING_CHARACTERS_MAX)}"
             case "finished", {"round": int(round_index), "checkpoint": str(checkpoint)}:
@@ -165,8 +165,29 @@ class PeopleLog:
         if isinstance(wall_s, int | float):
             parts.append(f", {wall_s:.1f} s")
         if fields.get("was_listed") is False:
-            parts.append(" (without this node)")
+            why = _LEFT_OUT.get(str(fields.get("left_out")), "")
+            parts.append(f" (without this node{why})")
         return "".join(parts)
+
+
+_LEFT_OUT = {
+    "training": (
+        ": its steps took longer than the others wait; from the next round on it takes as many as "
+        "fit its speed, unless the run asks for equal steps"
+    ),
+    "line": (
+        ": its contribution did not reach the others in time; the next round waits for it again"
+    ),
+}
+"""Why, and what changes next."""
+
+
+def _set_back(peer: str, until: int, *, is_own: bool) -> str:
+    who = "this node" if is_own else f"peer {peer[-8:]}"
+    return (
+        f"{who} kept others waiting for what it owed: until round {until} others sum and propose"
+        " before it; it keeps seat and vote"
+    )
 
 
 def _history(num_others: int, *, is_named: bool) -> str:
@@ -181,6 +202,23 @@ def _history(num_others: int, *, is_named: bool) -> str:
         "swarm lived through: whoever has the founder's key could have written another. A fresh "
         "invite link from somebody you trust names a seal of the right one"
     )
+
+
+def _waiting(event: str, count: int, fields: dict[str, Field]) -> str:
+    """For how many peers a round waits, or a founder that has started does not."""
+    if event == "starts_without":
+        return f"starts without waiting for {_peers(count)} more"
+    if event == "holding":
+        return f"round {fields.get('round')} waits for {_peers(count)} fetching the state from here"
+    how = "Enter starts" if fields.get("has_terminal") else "the option --alone starts"
+    return (
+        f"round 1 waits until {_peers(count)} more {'has' if count == 1 else 'have'} joined "
+        f"(start_with in node.toml); {how} at once"
+    )
+
+
+def _peers(count: int) -> str:
+    return "1 peer" if count == 1 else f"{count} peers"
 
 
 def _handing_over(heirs: int) -> str:

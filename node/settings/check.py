@@ -8,15 +8,28 @@ some tens of kilobytes a round and peer, as `CONTROL_BYTES` has it.
 import dataclasses
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from node.holdings.shard_store import ROUNDS_KEPT as STATES_KEPT
 from node.holdings.states import cell_sizes
+from node.processes.machine import Machine, Wants, gib, read_machine, shortages
+from node.settings.footprint import (
+    NETWORK_BASE_BYTES,
+    TRAINER_BASE_BYTES,
+    Place,
+    activation_bytes,
+    amounts,
+    audit_bytes,
+    check_room,
+    saved_bytes,
+    total,
+    trace_bytes,
+    wants_of,
+)
 from node.settings.run_file import (
     Founder,
     as_its_preset,
@@ -26,25 +39,25 @@ from node.settings.run_file import (
     parse_run_file,
     write_out,
 )
-from node.settings.sections import BUTTERFLY, GATHER
+from node.settings.sections import (
+    BUTTERFLY,
+    GATHER,
+    TITLE_DEFAULT,
+    RunFile,
+    run_file_text,
+)
+from node.settings.toml_file import parse_sections, parse_toml
+from node.state.config import DEVICE_DEFAULT
+from node.state.folder import run_folder
 from node.trainers.choosing import COVER, SHARE
 from protocol import limits
-from protocol.auditing.audit_rounds import FETCHED_WITHIN, SUSPECT_RATE
-from protocol.auditing.audit_rounds import ROUNDS_KEPT as TRACED_ROUNDS_KEPT
 from protocol.errors import ConfigError
-from protocol.grid import Layout
 from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.rounds.seating import Turns
-from protocol.segments import kept_states
-from training.channel.trainer_end import channel_spec
 from training.compression import in_grade, make_codec, with_grades
-from training.files.state import CHECKPOINTS_KEPT
 from training.methods.presets import IN_PROCESS, PRESETS, is_paced
-from training.outer.optimizers import make_outer
-
-INNER_STATES_KEPT = 3
-"""As `training.loop.inner_state`, whose module needs torch."""
+from training.models.genesis import GptSize
 
 CONTROL_BYTES = 5_000
 """Of a round, to each other peer: signed messages, beats, gossip, headers. Measured with real nodes
@@ -57,10 +70,16 @@ MESSAGE_DELAYS = 8
 MESSAGE_DELAYS_GATHER = 6
 """Where everybody sums nobody waits for an AGG or a result."""
 
-NETWORK_BASE_BYTES, TRAINER_BASE_BYTES = 90 << 20, 300 << 20
-"""Of the two processes before they hold a number: libraries, torch."""
 
-_FLOAT_BYTES = 4
+ENCODE_NS = {"fp16": 26.0, "int8": 9.0, "int4": 12.0, "sparse2bit_gaps": 21.0}
+"""Per parameter, one core of the machine of `tests/bench/RESULTS.md`: the codec and the residual
+around it. A codec that was not measured takes fp16's."""
+
+SEAL_NS = 45.0
+"""Per parameter, the same core: 41 to 60 ns of a network process in a round of two."""
+
+DISK_BYTES_PER_S = 500e6
+"""What a home's solid-state disk takes with syncs; an old hard disk takes a fifth of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +98,24 @@ HOME_LINES = (
     Line("fibre", 500.0, 200.0, 15.0),
 )
 """What homes commonly have; both ends are taken to have the same."""
+
+
+MBIT_MIN, MBIT_MAX, RTT_MS_MAX = 0.01, 1e6, 60_000.0
+
+
+def line_named(text: str) -> Line:
+    """`250,40,30` as a line. Raises ConfigError for no such text."""
+    try:
+        down_mbit, up_mbit, rtt_ms = map(float, text.split(","))
+    except ValueError:
+        down_mbit = up_mbit = rtt_ms = math.nan
+    rates = (down_mbit, up_mbit)
+    if not (all(MBIT_MIN <= rate <= MBIT_MAX for rate in rates) and 0.0 <= rtt_ms <= RTT_MS_MAX):
+        raise ConfigError(
+            f"--line {text!r} is no line such as 250,40,30: megabits per second down and up,"
+            f" {MBIT_MIN:g}..{MBIT_MAX:g}, and milliseconds there and back, 0..{RTT_MS_MAX:g}"
+        )
+    return Line(text, down_mbit, up_mbit, rtt_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,36 +137,76 @@ class Costs:
     """The same of results."""
 
     control_bytes: int
+    audits_bytes: int
+    """What audits move, on average."""
+
     network_memory_bytes: int
-    trainer_memory_bytes: int
-    """Weights, gradients, AdamW, anchor, residuals; activations come on top."""
+    trainer_host_bytes: int
+    trainer_card_bytes: int
+    """Of the device, where there is one beside the processor; else of the host as well."""
+
+    activation_bytes: int
+    """What of that is for one pass through the model; 0 of one that nobody knows."""
 
     disk_bytes: int
+    written_bytes: int
+    """To the disk in a round, by both processes."""
+
+    saved_bytes: int
+    """Of these, what the trainer waits for before its COMMIT."""
+
+    synced_parameters: int
+    """Of a round: of several fragments the mean."""
+
+    codec: str
     message_delays: int = MESSAGE_DELAYS
+
+    @property
+    def trainer_memory_bytes(self) -> int:
+        """Of the trainer on the processor."""
+        return self.trainer_host_bytes + self.trainer_card_bytes
+
+    @property
+    def exchange_bytes(self) -> int:
+        """What leaves a node for a round itself; as much comes in."""
+        return self.parts_bytes + self.results_bytes + self.control_bytes
 
     @property
     def up_bytes(self) -> int:
         """All that leaves a node in a round; as much comes in."""
-        return self.parts_bytes + self.results_bytes + self.control_bytes
+        return self.exchange_bytes + self.audits_bytes
+
+    @property
+    def encode_s(self) -> float:
+        """From the last step to the contribution, encoded."""
+        return 1e-9 * ENCODE_NS.get(self.codec, ENCODE_NS["fp16"]) * self.synced_parameters
+
+    @property
+    def save_s(self) -> float:
+        """From there to the COMMIT: what has to be on the disk."""
+        return self.saved_bytes / DISK_BYTES_PER_S
+
+    @property
+    def seal_s(self) -> float:
+        """Sums, the outer step and its roots, at both ends of the exchange."""
+        return 1e-9 * SEAL_NS * self.synced_parameters
 
     def exchange_s(self, line: Line) -> float:
         """From the last COMMIT to the last SEAL where all have such a line."""
         # Parts and results follow each other; of either as much goes up as comes down.
         rate = 1e6 / 8 * min(line.up_mbit, line.down_mbit)
-        return self.up_bytes / rate + self.message_delays * line.rtt_ms / 2000
+        return self.exchange_bytes / rate + self.message_delays * line.rtt_ms / 2000
 
 
 def costs_of(manifest: RunManifest, peers: int) -> Costs:
     """The costs of a node among so many. Raises ConfigError for a manifest that cannot run."""
     layout, outer = manifest.layout(0), manifest.outer
-    numel, slots = layout.numel, len(make_outer(outer).slots)
     codec = make_codec(outer)
     # Each round is about another fragment.
     payloads = [
         sum(in_grade(codec, 0, numel).payload_bytes(numel) for numel in numels)
         for numels in layout.cell_numels
     ]
-    largest = max(sum(map(codec.payload_bytes, numels)) for numels in layout.cell_numels)
     results_each = [sum(sizes) for sizes in cell_sizes(manifest).result]
     payload, result = max(payloads), max(results_each)
     reducers = num_reducers(peers, manifest.trust, outer.topology)
@@ -138,53 +215,26 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     results = sum(results_each) * (peers - reducers) // turns
     if outer.preset in IN_PROCESS:
         parts, results = round(payload * IN_PROCESS[outer.preset].copies(peers)), 0
-    vectors = _FLOAT_BYTES * numel
-    state = vectors * (1 + slots)
-    has_residual = outer.feedback > 0
-    # The own contribution, and the parts of what this node sums.
-    held = outer.overlap * largest * (1 + reducers * (peers - 1) / peers)
-    if outer.everybody_sums:
-        held *= 1 + STATES_KEPT  # Who is a round behind sums them too.
-    kept = result * limits.RESULT_ROUNDS_KEPT
-    inner = inner_state_bytes(layout, has_residual=has_residual, overlap=outer.overlap) + payload
-    # SCAFFOLD: c, c_r before and after, the anchor; beside them in memory the correction.
-    variates = 4 * PRESETS[outer.preset](manifest.rounds).has_variates
-    # SPARTA: the weights of a replica, which the round's anchor does not have.
-    inner += vectors * (variates + PRESETS[outer.preset](manifest.rounds).has_own_weights)
-    is_uphill = manifest.inner.sam_radius > 0.0  # What to come back to.
-    channel = channel_spec(manifest, 0).used_bytes
     return Costs(
-        parameters=numel,
+        parameters=layout.numel,
         peers=peers,
         payload_bytes=payload,
         result_bytes=result,
         parts_bytes=parts,
         results_bytes=results,
         control_bytes=CONTROL_BYTES * (peers - 1),
-        # The states and results of the last rounds, of this one, and the one in the making.
-        network_memory_bytes=int(
-            NETWORK_BASE_BYTES + (state + result) * (STATES_KEPT + 2) + held + channel
-        ),
-        # Weights, gradients, two moments, the anchor, what is encoded; the residual and the next.
-        trainer_memory_bytes=TRAINER_BASE_BYTES
-        + vectors * (6 + 3 * has_residual + variates + bool(variates) + is_uphill)
-        + payload,
-        disk_bytes=state * (CHECKPOINTS_KEPT + 1)
-        + inner * (INNER_STATES_KEPT + 1)
-        + kept
-        + channel,
+        audits_bytes=round(manifest.audits.rate * audit_bytes(manifest)),
+        network_memory_bytes=NETWORK_BASE_BYTES + total(manifest, peers, "memory", "network"),
+        trainer_host_bytes=TRAINER_BASE_BYTES + total(manifest, peers, "memory", "trainer"),
+        trainer_card_bytes=total(manifest, peers, "card", "trainer"),
+        activation_bytes=activation_bytes(manifest),
+        disk_bytes=total(manifest, peers, "disk"),
+        written_bytes=total(manifest, peers, "written"),
+        saved_bytes=saved_bytes(manifest, peers),
+        synced_parameters=layout.numel // layout.num_fragments,
+        codec=outer.codec,
         message_delays=MESSAGE_DELAYS_GATHER if outer.everybody_sums else MESSAGE_DELAYS,
     )
-
-
-def inner_state_bytes(layout: Layout, *, has_residual: bool, overlap: int = 1) -> int:
-    """What a trainer keeps of a round on the disk, beside its contribution: two moments, residuals
-    before and after, and the working weights of all fragments but the round's, which with two in
-    flight goes on as well."""
-    numels = layout.fragment_numels
-    residuals = (layout.numel + max(numels)) * has_residual
-    drifting = layout.numel - (min(numels) if overlap == 1 else 0)
-    return _FLOAT_BYTES * (2 * layout.numel + residuals + drifting)
 
 
 # What is found, for programs and for people -----------------------------------------------------
@@ -209,6 +259,23 @@ class Checked:
     warnings: tuple[str, ...] = ()
     """What of the model may not be meant."""
 
+    machine: Machine | None = None
+    """What this one has free; None where nobody looked."""
+
+    device: str = DEVICE_DEFAULT
+    lines: tuple[Line, ...] = HOME_LINES
+
+    @property
+    def wants(self) -> Wants:
+        """What a node takes of this machine."""
+        is_on_card = self.machine is not None and self.machine.is_on_card(self.device)
+        return wants_of(self.manifest, self.costs.peers, is_on_card=is_on_card)
+
+    @property
+    def short(self) -> list[str]:
+        """What this machine has too little of, in words."""
+        return [] if self.machine is None else shortages(self.wants, self.machine)
+
 
 def check_step(step_s: float | None) -> None:
     """Raises ConfigError for seconds that no inner step takes."""
@@ -217,9 +284,9 @@ def check_step(step_s: float | None) -> None:
         raise ConfigError(f"--step-s {step_s:g} is not within {bounds}: no inner step takes that")
 
 
-def check_run_file(path: Path, peers: int) -> Checked:
-    """Read it as a founder does, and count for so many peers. Raises ConfigError naming each key
-    that is wrong, with what to write instead."""
+def check_run_file(path: Path, peers: int, machine: Machine | None = None) -> Checked:
+    """Read it as a founder does, and count for so many peers, and for this machine. Raises
+    ConfigError naming each key that is wrong, with what to write instead."""
     given = parse_run_file(path)
     written, bare = write_out(given, path), as_its_preset(given).outer
     founder, warnings = Founder(PeerId(bytes(32)), int(time.time())), list[str]()
@@ -236,6 +303,7 @@ def check_run_file(path: Path, peers: int) -> Checked:
         other=costs_of(replace(manifest, outer=outer), peers),
         changed=tuple(changed),
         warnings=tuple(warnings),
+        machine=machine,
     )
 
 
@@ -248,12 +316,71 @@ def steps_on(found: Checked, exchange_s: float, step_s: float | None) -> int:
     return max(1, min(most, math.ceil(cover * exchange_s / step_s)))
 
 
-def round_s_on(found: Checked, exchange_s: float, step_s: float) -> float:
-    """A round where all have such an exchange: it follows the steps, or goes on beside them."""
-    training_s = steps_on(found, exchange_s, step_s) * step_s
-    if found.manifest.outer.overlap > 1:
-        return max(training_s, exchange_s)
-    return exchange_s + training_s
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundTimes:
+    """What a round is made of where all have such a line, seconds; steps where they are known."""
+
+    steps: int
+    train_s: float | None
+    encode_s: float
+    save_s: float
+    exchange_s: float
+    seal_s: float
+    is_overlapped: bool
+    is_within_deadlines: bool
+
+    @property
+    def waited_s(self) -> float:
+        """What is no training."""
+        return self.encode_s + self.save_s + self.exchange_s + self.seal_s
+
+    @property
+    def round_s(self) -> float | None:
+        """The exchange follows the steps, or goes on beside them."""
+        if self.train_s is None:
+            return None
+        if self.is_overlapped:
+            own_s = self.train_s + self.encode_s + self.save_s
+            return max(own_s, self.exchange_s + self.seal_s)
+        return self.train_s + self.waited_s
+
+
+def round_times(found: Checked, line: Line, step_s: float | None) -> RoundTimes:
+    """A round over such lines, as peers would have it."""
+    costs = found.costs
+    exchange_s = costs.exchange_s(line)
+    steps = steps_on(found, exchange_s, step_s)
+    return RoundTimes(
+        steps=steps,
+        train_s=None if step_s is None else steps * step_s,
+        encode_s=costs.encode_s,
+        save_s=costs.save_s,
+        exchange_s=exchange_s,
+        seal_s=costs.seal_s,
+        is_overlapped=found.manifest.outer.overlap > 1,
+        is_within_deadlines=is_within_deadlines(found.manifest, exchange_s),
+    )
+
+
+def is_within_deadlines(manifest: RunManifest, exchange_s: float) -> bool:
+    """Whether rounds list those on such lines. A peer has the result of a round later than others,
+    by up to an exchange, and so comes with its next contribution: who is later than the cap is not
+    waited for (measured in worlds of four peers: with exchanges above the cap one is listed)."""
+    return exchange_s <= manifest.timing.deadline_cap_s
+
+
+def check_size_here(
+    size: GptSize,
+    path: Path,
+    state: Path,
+    look_at: Callable[[Path], Machine] = read_machine,
+) -> None:
+    """Raises ConfigError where this machine is too small for a node of a run of that size, as
+    `path` would found it by default."""
+    text = run_file_text(path.name, TITLE_DEFAULT, size)
+    parsed = write_out(parse_sections(RunFile, parse_toml(text.encode(), path), path), path)
+    manifest = build_manifest(parsed, Founder(PeerId(bytes(32)), int(time.time())), path)
+    check_room(manifest, run_folder(state, manifest.digest), look_at(state), device=DEVICE_DEFAULT)
 
 
 def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
@@ -261,15 +388,18 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
     manifest, costs, outer = found.manifest, found.costs, found.manifest.outer
 
     def of_line(line: Line) -> dict[str, object]:
-        exchange_s = costs.exchange_s(line)
-        round_s = None if step_s is None else round(round_s_on(found, exchange_s, step_s), 3)
-        about = dataclasses.asdict(line)
+        about, times = dataclasses.asdict(line), round_times(found, line, step_s)
+        seconds = {
+            name: None if value is None else round(value, 3)
+            for name in ("train_s", "encode_s", "save_s", "exchange_s", "seal_s", "round_s")
+            for value in (getattr(times, name),)
+        }
         return {
             "line": about.pop("name"),
             **about,
-            "exchange_s": round(exchange_s, 3),
-            "steps": steps_on(found, exchange_s, step_s),
-            "round_s": round_s,
+            **seconds,
+            "steps": times.steps,
+            "is_within_deadlines": times.is_within_deadlines,
         }
 
     def of(record: object, *names: str) -> dict[str, object]:
@@ -292,41 +422,26 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         **of(costs, "parameters", "peers", "payload_bytes", "result_bytes", "up_bytes"),
         "down_bytes": costs.up_bytes,
         "memory_bytes": costs.network_memory_bytes + costs.trainer_memory_bytes,
-        "disk_bytes": costs.disk_bytes,
+        **of(costs, "network_memory_bytes", "trainer_host_bytes", "trainer_card_bytes"),
+        **of(costs, "activation_bytes", "disk_bytes", "written_bytes", "audits_bytes"),
+        "items": _items_json(found),
+        "machine": None if found.machine is None else dataclasses.asdict(found.machine),
+        "short": found.short,
+        **of(manifest.timing, "deadline_floor_s", "deadline_cap_s"),
         "audited_share": round(manifest.audits.rate / manifest.audits.segments, 6),
-        "audit_bytes": round(manifest.audits.rate * audit_bytes(found)),
-        "trace_bytes": trace_bytes(found),
-        "lines": [of_line(line) for line in HOME_LINES],
+        "trace_bytes": trace_bytes(manifest),
+        "lines": [of_line(line) for line in found.lines],
     }
 
 
-STATE_VECTORS = 3
-"""Weights and AdamW's two moments, float32."""
-
-
-def audit_bytes(found: Checked) -> int:
-    """What one audit moves: the state that a segment begins with, the last one, and a residual."""
-    return 4 * (2 * STATE_VECTORS + 1) * found.costs.parameters
-
-
-def trace_bytes(found: Checked) -> int:
-    """What a node keeps of its rounds for those who may ask, on average.
-
-    Of a round an anchor, the states that `kept_states` names, and a residual; where it follows upon
-    one that is whole, its first moments are the other's last. The last two are whole, for their
-    beacons are not known; of FETCHED_WITHIN + 1 before them those for which somebody may have been
-    drawn, at SUSPECT_RATE or more; of the others the anchor alone.
-    """
-    audits = found.manifest.audits
-    if not audits.rate:
-        return 0
-    later = len(kept_states(found.manifest)) - 1
-    anchor, first_moments, others = 1, STATE_VECTORS - 1, STATE_VECTORS * later + 1
-    # Of v auditors each is drawn with rate / v: none with e^-rate, for many.
-    drawn = (FETCHED_WITHIN + 1) * (1.0 - math.exp(-max(audits.rate, SUSPECT_RATE)))
-    whole = 2 + drawn
-    vectors = TRACED_ROUNDS_KEPT * anchor + whole * others + (1 + drawn) * first_moments
-    return round(4 * vectors * found.costs.parameters)
+def _items_json(found: Checked) -> list[dict[str, object]]:
+    """What memory, disk and writes are made of."""
+    places: tuple[Place, ...] = ("memory", "card", "disk", "written")
+    return [
+        {"process": one.process, "place": place, "purpose": one.purpose, "bytes": num_bytes}
+        for place in places
+        for one, num_bytes in amounts(found.manifest, found.costs.peers, place)
+    ]
 
 
 def print_check(console: Console, found: Checked, step_s: float | None) -> None:
@@ -358,13 +473,14 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
         rows.append(("in flight", f"{outer.overlap} rounds: training goes on beside the exchange"))
     if manifest.audits.rate:
         audits = manifest.audits
-        share, moved = audits.rate / audits.segments, audits.rate * audit_bytes(found)
+        share = audits.rate / audits.segments
         rows.append(
             (
                 "audits",
                 f"{audits.rate:g} of each contribution: {share:.1%} more training, about"
-                f" {_size(round(moved))} of each node in a round, {_size(trace_bytes(found))} of"
-                " disk. Who bends what it sends is met by an audit, on average, within"
+                f" {_size(costs.audits_bytes)} of each node in a round and"
+                f" {_size(trace_bytes(manifest))} of disk, both in the totals below. Who bends what"
+                " it sends is met by an audit, on average, within"
                 f" {math.ceil(1 / audits.rate)} rounds. Devices other than the CPU: only what they"
                 " encode",
             )
@@ -378,12 +494,10 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
         ("a contribution", f"{_size(costs.payload_bytes)}, a result {_size(costs.result_bytes)}"),
         ("a round", f"{_size(costs.up_bytes)} up, {_size(costs.up_bytes)} down, of each node"),
         ("who sums", _who_sums(found)),
-        (
-            "memory",
-            f"about {_size(costs.network_memory_bytes)} network process,"
-            f" {_size(costs.trainer_memory_bytes)} trainer and its activations",
-        ),
-        ("disk", f"about {_size(costs.disk_bytes)}"),
+        ("memory", _memory(costs)),
+        ("disk", f"about {_size(costs.disk_bytes)}; {_size(costs.written_bytes)} written a round"),
+        ("this machine", _this_machine(found)),
+        ("deadlines", _deadlines(found)),
     ]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -417,23 +531,63 @@ def _who_sums(found: Checked) -> str:
     return f"{topology}: {_WHO_SUMS[topology]}; as {other} {_size(other_up)} a round{advice}"
 
 
+def _memory(costs: Costs) -> str:
+    """By process, and what of the trainer's would be on a device of its own."""
+    host, card = _size(costs.trainer_host_bytes), _size(costs.trainer_card_bytes)
+    passes = f"{_size(costs.activation_bytes)} of it activations of a whole batch"
+    return (
+        f"about {_size(costs.network_memory_bytes)} network process,"
+        f" {_size(costs.trainer_memory_bytes)} trainer"
+        f" ({passes if costs.activation_bytes else 'activations come on top'}); with a GPU {host}"
+        f" trainer and {card} on the card"
+    )
+
+
+def _this_machine(found: Checked) -> str:
+    machine = found.machine
+    if machine is None:
+        return "not looked at"
+    if found.short:
+        return f"TOO SMALL for a node: {'; '.join(found.short)}"
+    return f"has {gib(machine.memory_bytes)} of memory and {gib(machine.disk_bytes)} of disk free"
+
+
+FLOOR_EXCHANGES = 2.5
+"""A floor of so many exchanges lists all from the second round on, in worlds of four peers."""
+
+
+def _deadlines(found: Checked) -> str:
+    """Whether they do for the lines, and which would."""
+    timing = found.manifest.timing
+    told = f"{timing.deadline_floor_s:g} to {timing.deadline_cap_s:g} s"
+    times = {line.name: round_times(found, line, None) for line in found.lines}
+    late = {name: one.exchange_s for name, one in times.items() if not one.is_within_deadlines}
+    if not late:
+        return f"{told}: enough for these lines"
+    floor_s = min(3600, math.ceil(FLOOR_EXCHANGES * max(late.values())))
+    return (
+        f"{told}: TOO SHORT for {', '.join(late)}, where few but the founder would be listed. Set"
+        f" [timing] deadline_floor_s to {floor_s} and deadline_cap_s to {4 * floor_s}, or send less"
+    )
+
+
 def _lines(found: Checked, step_s: float | None) -> Table:
-    costs = found.costs
     table = Table("line", "down", "up", box=None, pad_edge=False)
-    table.add_column("exchange", justify="right")
+    parts = ("encode", "save", "exchange", "seal")
+    for name in parts if step_s is None else ("train", *parts):
+        table.add_column(name, justify="right")
     table.add_column("a round" if step_s is not None else "90 % training from", justify="right")
-    for line in HOME_LINES:
-        exchange_s = costs.exchange_s(line)
-        steps = steps_on(found, exchange_s, step_s)
+    for line in found.lines:
+        times = round_times(found, line, step_s)
         # Where a step takes that long or longer, waiting is a tenth of the round or less.
-        nine_tenths = 9 if found.manifest.outer.overlap == 1 else 0.9
-        last = (
-            f"{round_s_on(found, exchange_s, step_s):.1f} s, {steps} steps"
-            if step_s is not None
-            else f"steps of {_seconds(nine_tenths * exchange_s / steps)}"
-        )
+        nine_tenths = 9 if not times.is_overlapped else 0.9
+        last = f"steps of {_seconds(nine_tenths * times.waited_s / times.steps)}"
+        seconds = [times.encode_s, times.save_s, times.exchange_s, times.seal_s]
+        if times.train_s is not None and times.round_s is not None:
+            last = f"{times.round_s:,.1f} s, {times.steps} steps"
+            seconds.insert(0, times.train_s)
         mbit = (f"{line.down_mbit:g} Mbit/s", f"{line.up_mbit:g} Mbit/s")
-        table.add_row(line.name, *mbit, f"{exchange_s:.1f} s", last)
+        table.add_row(line.name, *mbit, *map(_seconds, seconds), last)
     return table
 
 

@@ -215,12 +215,16 @@ def _audited(expanded: RunFile) -> Iterator[str]:
             f"[audits] segments is {audits.segments}, and a round has {steps} inner steps; set it "
             f"to {steps} or less"
         )
-    for key, value in (("fragments", outer.fragments), ("overlap", outer.overlap)):
-        if value != 1:
-            yield (
-                f"[outer] {key} is {value}, and audits are for runs of one fragment with one round "
-                "in flight; set it to 1, or [audits] rate to 0"
-            )
+    if outer.overlap != 1:
+        yield (
+            f"[outer] overlap is {outer.overlap}, and audits are for runs with one round in "
+            "flight; set it to 1, or [audits] rate to 0"
+        )
+    if PRESETS[outer.preset](expanded.run.rounds).method == "streaming":
+        yield (
+            f"[outer] preset {outer.preset!r} begins a round with a mix of anchor and own weights, "
+            "and audits begin with the anchor; set it to 'streaming_sync', or [audits] rate to 0"
+        )
 
 
 def _with_signs(expanded: RunFile) -> Iterator[str]:

@@ -31,7 +31,7 @@ from node.trainers.model_file import KEPT_FILE, changed_since, kept_model_file
 from protocol.errors import ConfigError, VersionError
 from protocol.hybrid_clock import WallClock
 from protocol.identity import Ed25519Signer
-from protocol.manifest import SignedManifest, sign_manifest
+from protocol.manifest import RunManifest, SignedManifest, sign_manifest
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +49,15 @@ class FoundedRun:
     """The file that it was founded by, absolute."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scrutiny:
+    """What is asked of a run before it is founded or resumed: `warn` is told what of a new one may
+    not be meant, `check` raises what is in the way of either."""
+
+    warn: Callable[[str], None] = logger.warning
+    check: Callable[[RunManifest], None] = lambda manifest: None
+
+
 def found_or_resume(
     path: Path,
     state: Path,
@@ -56,13 +65,13 @@ def found_or_resume(
     wall_clock: WallClock,
     *,
     is_new: bool,
-    warn: Callable[[str], None] = logger.warning,
+    scrutiny: Scrutiny = Scrutiny(),
 ) -> tuple[SignedManifest, bool]:
     """The run that the run.toml at `path` founded in this state folder, or founds now.
 
-    Also says whether it was founded now, which `is_new` makes sure of; `warn` is told what of a new
-    one may not be meant. Raises ConfigError if the file, or the model file that it names, says
-    something else than when it founded its run, or where a run that it may have founded is damaged.
+    Also says whether it was founded now, which `is_new` makes sure of. Raises ConfigError if the
+    file, or the model file that it names, says something else than when it founded its run, or
+    where a run that it may have founded is damaged.
     """
     # Read once: the run's own copy is what founded it, even of a pipe or a file being edited.
     text = read_toml_bytes(path)
@@ -75,6 +84,7 @@ def found_or_resume(
         model_file = None if parsed.model.file is None else path.parent / parsed.model.file
         for run in reversed(same):
             if model_file is None or not changed_since(model_file, run.signed.manifest):
+                scrutiny.check(run.signed.manifest)
                 return run.signed, False
         if same:
             assert model_file is not None
@@ -86,7 +96,9 @@ def found_or_resume(
             if isinstance(found, ConfigError):
                 raise _damaged_run(path, folder, found)
     founder = Founder(signer.peer_id, int(wall_clock()))
-    signed = sign_manifest(build_manifest(parsed, founder, path, warn=warn), signer)
+    manifest = build_manifest(parsed, founder, path, warn=scrutiny.warn)
+    scrutiny.check(manifest)
+    signed = sign_manifest(manifest, signer)
     _store(signed, path, text, parsed, state)
     return signed, True
 

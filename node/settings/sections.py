@@ -29,6 +29,7 @@ from node.state.config import (
     LISTEN_DEFAULT,
     RELAY_GIB_DEFAULT,
     RELAY_MBIT_DEFAULT,
+    VALIDATION_SHARE_DEFAULT,
     NodeConfig,
 )
 from node.state.folder import NODE_FILE, write_atomically
@@ -48,6 +49,7 @@ from protocol.manifest import (
     TimingSpec,
 )
 from protocol.wire import OneOf, Range
+from training.models.genesis import GPT_SIZES, GptSize
 
 BUTTERFLY, GATHER = "butterfly", "gather"
 """Who sums (R8): few each cell, who send the result to all; or everybody all cells."""
@@ -128,8 +130,8 @@ class AuditsSection(Section):
 
     law: ClassVar[type] = AuditSpec
     rate: float = 0.0
-    """average number of audits per contribution, in open runs of one fragment: 0.2 is some
-    3 % more training. `barnraise check` tells the disk space"""
+    """average number of audits per contribution, in open runs: 0.2 is some 3 % more training, and
+    at most 10 % that is made again for auditors. `barnraise check` tells the disk space"""
     segments: int = 8
     """parts of a round; an audit trains one of them again"""
     unaudited: float = 0.25
@@ -141,13 +143,13 @@ class GptSettings(Section):
     """The settings of the built-in model: some 120 000 parameters, with which any laptop ends a
     round within seconds. A model in a file has settings of its own."""
 
-    context: int = 64
+    context: int = GPT_SIZES["120k"].context
     """bytes that the model sees at once; memory and time grow with it"""
-    heads: int = 4
+    heads: int = GPT_SIZES["120k"].heads
     """must divide width"""
-    layers: int = 2
+    layers: int = GPT_SIZES["120k"].layers
     """time, memory and payload grow with it"""
-    width: int = 64
+    width: int = GPT_SIZES["120k"].width
     """they grow with its square"""
 
 
@@ -197,7 +199,7 @@ class InnerSection(Section):
     """steps per round. More: less traffic, and peers drift further apart"""
     batch: int = 16
     """sequences per step and peer; time grows with it"""
-    learning_rate: float = 0.008
+    learning_rate: float = GPT_SIZES["120k"].learning_rate
     """after the warm-up; larger models want less"""
     learning_rate_floor: float = key(0.1, gap=2)
     """where the cosine ends, as a share of learning_rate"""
@@ -217,6 +219,8 @@ class InnerSection(Section):
     """or "sgd", without moments and decay. Left out it is the preset's"""
     sam_radius: float | None = key(example=0.0, is_first=True)
     """above 0: gradients from so far uphill, at twice the time (flat minima)"""
+    equal_steps: bool = False
+    """true: all take inner_steps, and wait for the slowest; false: each as many as fit its speed"""
 
 
 class ThenSection(Section):
@@ -322,24 +326,35 @@ _RUN_FILE_HEAD = """\
 """
 
 
-def run_file_text(name: str, title: str) -> str:
-    """A run.toml with every key at its default."""
-    lines = template_lines(RunFile, TemplateLook(column=23, gap=1), {"title": title})
+def run_file_text(name: str, title: str, size: GptSize | None = None) -> str:
+    """A run.toml with every key at its default, but for those that make a model of that size."""
+    given: dict[str, object] = {"run.title": title}
+    if size is not None:
+        given |= {f"model.settings.{key}": value for key, value in size.settings.items()}
+        given["inner.learning_rate"] = size.learning_rate
+    lines = template_lines(RunFile, TemplateLook(column=23, gap=1), given)
     return _RUN_FILE_HEAD.format(name=name) + "\n".join(lines) + "\n"
 
 
-def write_run_file(path: Path, title: str) -> None:
-    """Write a new run.toml.
+def size_named(name: str | None) -> GptSize | None:
+    """The size of the built-in model by its name; None where none is given. Raises ConfigError."""
+    if name is not None and name.lower() not in GPT_SIZES:
+        raise ConfigError(f"--model-size {name!r} is none of {', '.join(GPT_SIZES)}")
+    return None if name is None else GPT_SIZES[name.lower()]
+
+
+def write_run_file(path: Path, title: str, size: GptSize | None = None) -> None:
+    """Write a new run.toml; see `run_file_text`.
 
     Raises ConfigError for a title that no manifest admits, and for a file that is there already.
     """
-    size = len(title.encode("utf-8", "replace"))
-    if not title.isprintable() or not 1 <= size <= TITLE_BYTES_MAX:
+    num_bytes = len(title.encode("utf-8", "replace"))
+    if not title.isprintable() or not 1 <= num_bytes <= TITLE_BYTES_MAX:
         raise ConfigError(f"--title: 1 to {TITLE_BYTES_MAX} bytes of printable text")
     try:
         # "x" refuses at once and for good: between a look and a write another could come.
         with path.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(run_file_text(path.name, title))
+            file.write(run_file_text(path.name, title, size))
     except FileExistsError as error:
         raise ConfigError(f"{path} is there already: name another file, or remove it") from error
     except OSError as error:
@@ -385,12 +400,14 @@ class NodeFile(Section):
     """threads for hashing and sums; each takes a core while it works"""
     device: str = DEVICE_DEFAULT
     """where to train: "auto", "cuda", "mps" or "cpu" """
-    wait_seats: int = 0
-    """a founder waits for so many joiners with its first round,"""
-    wait_seats_s: float = 12.0
-    """at most so many seconds"""
+    start_with: int = 2
+    """a founder waits with its first round for so many peers, itself included,"""
+    start_within_s: float = 0.0
+    """at most so many seconds; 0: for as long as it takes"""
     validate_every: int = 1
-    """rounds between looks at held-out text, each some inner steps; 0: never"""
+    """rounds between looks at held-out text, where there is time; 0: never"""
+    validation_share: float = VALIDATION_SHARE_DEFAULT
+    """of the time that they may take; the last round's has what it needs"""
     linger_s: float = 15.0
     """seconds to serve others after the last round"""
     up_mbit: float = 0.0

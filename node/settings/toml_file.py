@@ -77,7 +77,8 @@ class TemplateLook:
 def template_lines(
     kind: type[Section], look: TemplateLook, given: Mapping[str, object], within: str = ""
 ) -> Iterator[str]:
-    """A file with every key of `kind` at its default, or as it is `given`, and its comment.
+    """A file with every key of `kind` at its default, or as it is `given` by its section and name,
+    such as `inner.batch`, and its comment.
 
     A key that is left out by default and has no example is not shown: it is for few.
     """
@@ -95,9 +96,11 @@ def template_lines(
             subsections.append((f"{mark}[{within}{name}]", comment, section, f"{within}{name}."))
             continue
         default = field.get_default(call_default_factory=True)
-        value = given.get(name, default if example is None else example)
+        where = f"{within}{name}"
+        value = given.get(where, default if example is None else example)
         if value is not None:
-            mark = "# " * (look.is_marked or example is not None)
+            is_example = example is not None and where not in given
+            mark = "# " * (look.is_marked or is_example)
             yield from _commented(f"{mark}{name} = {_toml(value)}", comment, look, own.get("gap"))
     for head, comment, section, inner in subsections:
         yield ""

@@ -8,9 +8,11 @@ from pathlib import Path
 from dht.reaching.addresses import PRIVATE_ADDRESSES, PrivateAddresses, parse_circuit
 from protocol.errors import ConfigError, DecodeError
 from protocol.identity import PeerId, parse_peer_id, peer_id_text
+from protocol.limits import SEATS_MAX
 
 LISTEN_DEFAULT = "/ip4/0.0.0.0/tcp/0"
 DEVICE_DEFAULT = "auto"
+VALIDATION_SHARE_DEFAULT = 0.01
 DEVICE_NAME = re.compile(r"auto|cpu|mps|cuda(:\d{1,3})?")
 RELAY_GIB_DEFAULT, RELAY_MBIT_DEFAULT = 5.0, 16.0
 """What a node gives as a relay unless its owner says otherwise: 2 MB/s of its line, 45 minutes of
@@ -21,7 +23,7 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 PORT_MAX = 65_535
 THREADS_MAX = 4096
 LINGER_S_MAX = 86_400.0
-WAIT_SEATS_S_MAX = 86_400.0
+START_WITHIN_S_MAX = 31.0 * 86_400.0
 STATE_MBIT_MIN, LINE_MBIT_MIN, MBIT_MAX = 0.5, 1.0, 1e6
 """Slower than the least, a joiner would take us for dead between two pieces of a cell."""
 
@@ -151,15 +153,20 @@ class NodeConfig:
     model_file: Path | None = None
     """The run's model, where it is in a file: what the founder gave, and the manifest names."""
 
-    wait_seats: int = 0
-    """A founder holds its first COMMIT for so many joiners, at most `wait_seats_s`."""
+    start_with: int = 1
+    """A founder holds its first COMMIT until so many peers, itself included, have a seat or have
+    proved one; at most `start_within_s`."""
 
-    wait_seats_s: float = 12.0
-    """Seconds from its start on; who is not there by then joins a run that has begun."""
+    start_within_s: float = 0.0
+    """Seconds from its start on, and then whoever comes joins a run that has begun; 0 sets no
+    limit."""
 
     validate_every: int = 1
-    """Held-out loss every so many rounds, by members in turn; each costs the time of a few inner
-    steps. 0: never."""
+    """Held-out loss every so many rounds, by whoever has nothing else to do meanwhile. 0: never."""
+
+    validation_share: float = VALIDATION_SHARE_DEFAULT
+    """Of the trainer's time, what this may take; a loss for which there was less time is one over
+    fewer windows. 0: of the last round's weights alone, which are measured in any case."""
 
     compute_threads: int = 1
     """Threads for hashing, decoding and sums; each takes a core from the trainer while it works."""
@@ -205,12 +212,12 @@ class NodeConfig:
         for name, value in counts.items():
             if not 1 <= value <= THREADS_MAX:
                 raise ConfigError(f"{name}: {value} is not within 1..{THREADS_MAX}")
-        for name, value in (
-            ("wait_seats", self.wait_seats),
-            ("validate_every", self.validate_every),
-        ):
-            if value < 0:
-                raise ConfigError(f"{name}: {value} is below 0")
+        if self.validate_every < 0:
+            raise ConfigError(f"validate_every: {self.validate_every} is below 0")
+        if not 1 <= self.start_with <= SEATS_MAX:
+            raise ConfigError(f"start_with: {self.start_with} is not within 1..{SEATS_MAX}")
+        if not 0.0 <= self.validation_share <= 1.0:
+            raise ConfigError(f"validation_share: {self.validation_share} is not within 0..1")
         for name, mbit, least in (
             ("state_mbit", self.state_mbit, STATE_MBIT_MIN),
             ("up_mbit", self.up_mbit, LINE_MBIT_MIN),
@@ -233,9 +240,9 @@ class NodeConfig:
             raise ConfigError(f"relay_mbit: {self.relay_mbit} is not within 0..1e6")
         if not 0.0 <= self.linger_s <= LINGER_S_MAX:
             raise ConfigError(f"linger_s: {self.linger_s} is not within 0..{LINGER_S_MAX:.0f}")
-        if not 0.0 <= self.wait_seats_s <= WAIT_SEATS_S_MAX:
+        if not 0.0 <= self.start_within_s <= START_WITHIN_S_MAX:
             raise ConfigError(
-                f"wait_seats_s: {self.wait_seats_s} is not within 0..{WAIT_SEATS_S_MAX:.0f}"
+                f"start_within_s: {self.start_within_s} is not within 0..{START_WITHIN_S_MAX:.0f}"
             )
         if self.status_port is not None and not 0 <= self.status_port <= PORT_MAX:
             raise ConfigError(f"status_port: {self.status_port} is not within 0..{PORT_MAX}")

@@ -18,6 +18,7 @@ from node.status.records import (
     ROUNDS_KEPT,
     FaultRecord,
     MethodRecord,
+    PhaseTimes,
     RoundRecord,
     Snapshot,
     TrainerRecord,
@@ -28,9 +29,19 @@ from protocol.identity import PeerId, peer_id_text
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T", RoundRecord, MethodRecord, TrainerRecord)
-
 Field = str | int | float | bool | None | list[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Validated:
+    """A held-out loss, nats per byte, over so many of the windows that there are."""
+
+    loss: float | None
+    windows: int | None = None
+    of_windows: int | None = None
+
+
+T = TypeVar("T", RoundRecord, MethodRecord, TrainerRecord, PhaseTimes, Validated)
 
 WARNINGS_KEPT = 8
 WARNING_CHARACTERS_MAX = 300
@@ -109,7 +120,9 @@ class StatusBoard:
         self.trainer = TrainerRecord()
         self.method: MethodRecord | None = None
         self.rounds: tuple[RoundRecord, ...] = ()
-        self.validations: dict[int, float] = {}
+        self.last_times: PhaseTimes | None = None
+        self.total_times: PhaseTimes | None = None
+        self.validations: dict[int, Validated] = {}
         """Validation losses by the round that made the anchor; 0 is genesis."""
 
         self.num_sealed = 0
@@ -142,9 +155,12 @@ class StatusBoard:
             case "sealed":
                 self._seal(fields)
             case "validation":
-                self._validate(_count(fields.get("round")), _number(fields.get("loss")))
+                self._validate(_count(fields.get("round")), _record_of(Validated, fields))
             case "method":
                 self.method = _record_of(MethodRecord, fields)
+            case "times":
+                self.last_times = _record_of(PhaseTimes, fields)
+                self.total_times = (self.total_times or PhaseTimes()) + self.last_times
             case "trainer" | "trainer_ready" | "progress":
                 self._hear_trainer(fields)
             case "fault":
@@ -163,25 +179,23 @@ class StatusBoard:
         said = _record_of(RoundRecord, fields)
         before, self._bytes = self._bytes, (said.bytes_up, said.bytes_down)
         record = replace(
-            said,
+            _with_loss(said, self.validations.get(said.round)),
             bytes_up=max(0, said.bytes_up - before[0]),
             bytes_down=max(0, said.bytes_down - before[1]),
-            validation_loss=self.validations.get(said.round),
         )
         self.num_sealed += 1
         # A provisional round may give way to another of the same number.
         kept = [old for old in self.rounds if old.round < record.round]
         self.rounds = (*kept[1 - ROUNDS_KEPT :], record)
 
-    def _validate(self, round_index: int, loss: float | None) -> None:
-        if loss is None:
+    def _validate(self, round_index: int, found: Validated) -> None:
+        if found.loss is None:
             return
-        self.validations[round_index] = loss
+        self.validations[round_index] = found
         while len(self.validations) > ROUNDS_KEPT:
             del self.validations[min(self.validations)]
         self.rounds = tuple(
-            replace(old, validation_loss=loss) if old.round == round_index else old
-            for old in self.rounds
+            _with_loss(old, found) if old.round == round_index else old for old in self.rounds
         )
 
     def _hear_trainer(self, fields: dict[str, Field]) -> None:
@@ -197,6 +211,17 @@ class StatusBoard:
         if text:
             said = shown(text, WARNING_CHARACTERS_MAX)
             limits.keep_newest(self._warnings, key, said, WARNINGS_KEPT)
+
+
+def _with_loss(record: RoundRecord, found: Validated | None) -> RoundRecord:
+    if found is None:
+        return record
+    return replace(
+        record,
+        validation_loss=found.loss,
+        validation_windows=found.windows,
+        validation_of=found.of_windows,
+    )
 
 
 def peer_texts(peers: tuple[PeerId, ...]) -> list[str]:

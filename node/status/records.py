@@ -25,6 +25,7 @@ FAULTS_KEPT = 20
 State = Literal[
     "starting",
     "syncing",
+    "waiting for peers",
     "training",
     "committed",
     "pushing",
@@ -33,6 +34,7 @@ State = Literal[
     "finished",
 ]
 """What the node is at: `syncing` follows the run without a seat, or takes over a later state;
+`waiting for peers` holds its contribution for them: the first one, or while they fetch the state;
 `committed` has handed its contribution in; `pushing` sends its parts to the reducers; `certified`
 sums a LIST that a quorum voted for."""
 
@@ -55,8 +57,9 @@ class Api:
 class RoundRecord:
     """A sealed round, as this node saw it. Bytes are those of the round, over all streams.
 
-    Losses are nats per byte: of the own training, and of the anchor that the round made where it
-    was this node's turn to measure it.
+    Losses are nats per byte: of the own training, and of the anchor that the round made where this
+    node has measured it, over `validation_windows` of the `validation_of` windows of all held-out
+    losses.
     """
 
     round: int
@@ -71,6 +74,8 @@ class RoundRecord:
     bytes_down: int
     train_loss: float | None
     validation_loss: float | None
+    validation_windows: int | None = None
+    validation_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,12 +180,62 @@ class TrainerRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PhaseTimes:
+    """Where the time of this node's trainer went, in seconds, from one contribution to the next.
+
+    Each moment counts for one phase, by what the trainer did, and while it did nothing by what it
+    waited for. `round_s` is measured apart from them, by the clock of the network process; the
+    phases add up to it but for what passes between the two processes.
+    """
+
+    steps: int = 0
+    """Inner steps within `train_s`."""
+    round_s: float = 0.0
+    train_s: float = 0.0
+    """Inner steps."""
+    validate_s: float = 0.0
+    """Measuring an anchor on held-out text."""
+    encode_s: float = 0.0
+    """From the drift to the COMMIT."""
+    save_s: float = 0.0
+    """Keeping what a restart must know."""
+    audit_s: float = 0.0
+    """Running segments of others again, in runs with audits."""
+    wait_s: float = 0.0
+    """Waiting for the COMMITs of others."""
+    exchange_s: float = 0.0
+    """Waiting for parts, votes, sums and results: until the whole result was here."""
+    seal_s: float = 0.0
+    """Outer step, SEALs of a quorum, and the new weights on their way into the model."""
+
+    @property
+    def step_s(self) -> float | None:
+        """What an inner step takes."""
+        return self.train_s / self.steps if self.steps else None
+
+    def share(self, phase: str) -> float:
+        """The part of the round that a phase took, 0..1."""
+        seconds: float = getattr(self, f"{phase}_s")
+        return seconds / self.round_s if self.round_s > 0.0 else 0.0
+
+    def __add__(self, other: "PhaseTimes") -> "PhaseTimes":
+        """Of both together."""
+        names = [one.name for one in dataclasses.fields(self)]
+        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
+        return PhaseTimes(**{name: round(total, 4) for name, total in sums.items()})
+
+
+PHASES = ("train", "validate", "encode", "save", "audit", "wait", "exchange", "seal")
+"""The phases of PhaseTimes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class MethodRecord:
     """What the run does and what this node chose within it, for the round in hand, and why.
 
     `steps` of at most `steps_max`; `step_s` is what one takes here, `exchange_s` the time from the
-    last COMMIT that came to the outcome, `computing` the share of the last rounds that was
-    training. What is not measured yet is None. Where the codec has grades, `grade` is the bits per
+    last COMMIT that came to the outcome, `computing` the share of the last rounds that was inner
+    steps. What is not measured yet is None. Where the codec has grades, `grade` is the bits per
     element that this node sends.
     """
 
@@ -240,6 +295,8 @@ class NodeStatus:
     last_round: RoundRecord | None
     validation_round: int | None
     validation_loss: float | None
+    validation_windows: int | None = None
+    validation_of: int | None = None
     trainer: TrainerRecord
     checkpoint: str | None
     checkpoint_round: int | None
@@ -267,6 +324,12 @@ class NodeStatus:
 
     method: MethodRecord | None = None
     """None before the trainer is handed its first lease."""
+
+    last_times: PhaseTimes | None = None
+    """Of the last round; None before the trainer has handed its first contribution over."""
+
+    total_times: PhaseTimes | None = None
+    """Of all rounds since the node's start."""
 
     clock_offset_s: float | None = None
     """By how much its clock is ahead of most peers', to a second or two; None if not known."""

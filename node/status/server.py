@@ -42,6 +42,7 @@ from prometheus_client.registry import Collector
 from node.state.folder import write_atomically
 from node.status.board import StatusBoard
 from node.status.records import (
+    PHASES,
     STATES,
     TOKEN_FILE,
     Api,
@@ -486,6 +487,15 @@ class _SnapshotCollector(Collector):
                 yield GaugeMetricFamily(f"barnraise_{name}", text, float(value))
         for name, text, count in _counters(status):
             yield CounterMetricFamily(f"barnraise_{name}", text, float(count))
+        if (times := status.total_times) is not None:
+            spent = CounterMetricFamily(
+                "barnraise_phase_seconds",
+                "Where the time of all rounds went; each moment counts for one phase.",
+                labels=["phase"],
+            )
+            for phase in PHASES:
+                spent.add_metric([phase], getattr(times, f"{phase}_s"))
+            yield spent
 
     def _gauges(self, status: NodeStatus) -> Iterator[tuple[str, str, float | None]]:
         last, trainer = status.last_round, status.trainer
@@ -513,16 +523,27 @@ class _SnapshotCollector(Collector):
             yield "sealed_round_duration_seconds", "Wall time of the last round.", last.wall_s
             yield "sealed_round_contributions", "Contributions in the last seal.", len(last.listed)
             yield "train_loss_nats_per_byte", loss_text, last.train_loss
+        if status.last_times is not None:
+            yield "step_seconds", "What an inner step takes.", status.last_times.step_s
+        if status.method is not None:
+            share_text = "Share of the last rounds that was inner steps."
+            yield "computing_share", share_text, status.method.computing
         held_out_text = "Last held-out loss that this node measured."
         yield "validation_loss_nats_per_byte", held_out_text, status.validation_loss
         yield "validation_round", "The round whose anchor was measured.", status.validation_round
+        windows_text = "Windows of held-out text that it was measured over."
+        yield "validation_windows", windows_text, status.validation_windows
         yield "trainer_step", "Global inner step of the trainer.", trainer.step
         yield "trainer_loss_nats_per_byte", "Training loss at that step.", trainer.loss
         yield "trainer_micro_batch_sequences", "Sequences per forward pass.", trainer.micro_batch
 
 
-def _counters(status: NodeStatus) -> Iterator[tuple[str, str, int]]:
+def _counters(status: NodeStatus) -> Iterator[tuple[str, str, float]]:
     yield "sent_bytes", "Payload bytes sent over all streams.", status.bytes_up
     yield "received_bytes", "Payload bytes received over all streams.", status.bytes_down
     yield "rounds_sealed", "Rounds sealed since the node's start.", status.num_sealed
     yield "faults", "Faults of peers since the node's start.", status.num_faults
+    if (times := status.total_times) is not None:
+        text = "Time from the first contribution's round to the last contribution."
+        yield "trainer_rounds_seconds", text, times.round_s
+        yield "trainer_steps", "Inner steps in that time.", times.steps

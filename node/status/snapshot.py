@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import trio
 
-from node.status.board import FORGOTTEN, StatusBoard
+from node.status.board import FORGOTTEN, StatusBoard, Validated
 from node.status.records import (
     NodeStatus,
     PeerRecord,
@@ -147,7 +147,6 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
     sent, received = sources.traffic()
     checkpoint = sources.checkpoint()
     progress = core.catchup.progress(now_s)
-    validated = max(board.validations, default=None)
     status = NodeStatus(
         pid=os.getpid(),
         peer=peer_id_text(view.me),
@@ -172,10 +171,10 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         bytes_up=sent,
         bytes_down=received,
         last_round=board.rounds[-1] if board.rounds else None,
-        validation_round=validated,
-        validation_loss=None if validated is None else board.validations[validated],
         trainer=board.trainer,
         method=board.method,
+        last_times=board.last_times,
+        total_times=board.total_times,
         checkpoint=board.checkpoint if checkpoint is None else str(checkpoint),
         checkpoint_round=_checkpoint_round(checkpoint or board.checkpoint),
         uptime_s=round(now_s - board.started_s, 3),
@@ -191,6 +190,7 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         answers_at=_cut(sources.network.answers_at()) if sources.network is not None else None,
         silent_at=_cut(sources.network.silent_at()) if sources.network is not None else None,
         clock_offset_s=sources.clocks.look(sources.told(), sources.wall_clock()),
+        **_of_validation(board),
         **_of_audits(core),
     )
     return Snapshot(
@@ -204,6 +204,17 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         ),
         rounds=RoundTable(run=run, rounds=board.rounds),
     )
+
+
+def _of_validation(board: StatusBoard) -> dict[str, Any]:
+    newest = max(board.validations, default=None)
+    found = Validated(loss=None) if newest is None else board.validations[newest]
+    return {
+        "validation_round": newest,
+        "validation_loss": found.loss,
+        "validation_windows": found.windows,
+        "validation_of": found.of_windows,
+    }
 
 
 def _of_audits(core: NodeCore) -> dict[str, Any]:
@@ -235,6 +246,11 @@ def node_state(sources: StatusSources) -> State:
         return "syncing"
     if core.machine.standing.head.value.clock.ends_run:
         return "waiting for quorum"
+    if view.own.contribution is not None and not view.own.commit:
+        machine = core.machine
+        is_held = machine.giving.num_held_for(view.basis) > 0
+        if is_held or machine.seats_awaited(view.times.started_s):
+            return "waiting for peers"
     if view.own.commit and not (view.is_provisional or view.has_quorum(reachable_voters(view))):
         return "waiting for quorum"
     phase = board.phase

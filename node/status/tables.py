@@ -8,11 +8,13 @@ from rich.text import Text
 
 from node.status.doctor import Finding
 from node.status.records import (
+    PHASES,
     SUSPICION_USE,
     MethodRecord,
     NodeStatus,
     PeerRecord,
     PeerTable,
+    PhaseTimes,
     RoundRecord,
     RoundTable,
     TrainerRecord,
@@ -28,6 +30,7 @@ STALE_S = 5.0
 _STATE_STYLES = {
     "starting": "yellow",
     "syncing": "yellow",
+    "waiting for peers": "yellow",
     "waiting for quorum": "yellow",
     "finished": "cyan",
 }
@@ -89,10 +92,23 @@ def draw_rounds(table: RoundTable) -> RenderableType:
     grid = _grid(names)
     for record in table.rounds[-ROUNDS_SHOWN:]:
         grid.add_row(*(Text(cell) for cell in _round_cells(record)))
-    hidden = len(table.rounds) - ROUNDS_SHOWN
-    if hidden <= 0:
-        return grid
-    return Group(grid, Text(f"{hidden} earlier rounds with --json", style="dim"))
+    lines = []
+    if any(map(_is_partial, table.rounds[-ROUNDS_SHOWN:])):
+        lines += ["~: over some of the held-out windows; --json says over how many"]
+    if (hidden := len(table.rounds) - ROUNDS_SHOWN) > 0:
+        lines += [f"{hidden} earlier rounds with --json"]
+    return Group(grid, *(Text(line, style="dim") for line in lines)) if lines else grid
+
+
+def _is_partial(record: RoundRecord) -> bool:
+    return _parts_of(record.validation_windows, record.validation_of) != ""
+
+
+def _parts_of(windows: int | None, of_windows: int | None) -> str:
+    """Over what a held-out loss was measured, where that is not everything."""
+    if windows is None or of_windows is None or windows >= of_windows:
+        return ""
+    return f"{windows} of {of_windows} windows"
 
 
 PICTURES: dict[str, Callable[[object], RenderableType]] = {
@@ -142,9 +158,12 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
         yield "sealed", Text(_sealed(status.last_round))
     if status.validation_loss is not None:
         text = f"{status.validation_loss:.4f} nats per byte after round {status.validation_round}"
-        yield "held out", Text(text)
+        parts = _parts_of(status.validation_windows, status.validation_of)
+        yield "held out", Text(f"{text}, over {parts}" if parts else text)
     if status.method is not None:
         yield "method", Text(_method(status.method))
+    if status.last_times is not None:
+        yield "time", Text(_times(status.last_times))
     yield "trainer", Text(_trainer(status.trainer))
     yield "traffic", Text(f"{_size(status.bytes_up)} up, {_size(status.bytes_down)} down")
     if status.checkpoint is not None:
@@ -199,9 +218,15 @@ def _method(method: MethodRecord) -> str:
     if method.step_s is not None and method.exchange_s is not None and method.computing is not None:
         text += (
             f"; a step {1000 * method.step_s:.0f} ms, an exchange {method.exchange_s:.2f} s, "
-            f"{method.computing:.0%} of the time training"
+            f"{method.computing:.0%} of the time in steps"
         )
     return text
+
+
+def _times(times: PhaseTimes) -> str:
+    """The phases in the order in which a round has them."""
+    shares = [f"{phase} {times.share(phase):.1%}" for phase in PHASES if times.share(phase) > 0.0]
+    return f"a round of {times.round_s:.1f} s: {', '.join(shares)}"
 
 
 def _peer_cells(peer: PeerRecord) -> Iterator[str]:
@@ -268,8 +293,9 @@ def _round_cells(record: RoundRecord) -> Iterator[str]:
     yield f"{record.wall_s:.1f}"
     yield _size(record.bytes_up)
     yield _size(record.bytes_down)
-    for loss in (record.train_loss, record.validation_loss):
-        yield "-" if loss is None else f"{loss:.4f}"
+    yield "-" if record.train_loss is None else f"{record.train_loss:.4f}"
+    mark = "~" if _is_partial(record) else ""
+    yield "-" if record.validation_loss is None else f"{mark}{record.validation_loss:.4f}"
 
 
 def _size(num_bytes: int) -> str:

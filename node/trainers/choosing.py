@@ -1,12 +1,20 @@
 """What a node chooses for itself of its next round, and what people are told of it: how many steps,
 and in how many bits what they come to is encoded.
 
-Steps are chosen for presets whose peers choose for themselves (`auto`, `a_edit`), by a pure
-decision over what was measured. A round that the trainer got at 0 hands its contribution in at c
-and gets its successor at R, equal for all peers, since a seal ends it for all. Everybody aims at
-c = SHARE R: peers of any speed then arrive together, and where the exchange takes E behind the last
-of them, rounds tend to R = E / (1 - SHARE), the shortest in which SHARE of the time is training.
-Nothing is agreed upon: the lease bounds what anybody may do (R9), and weights are tokens.
+Machines are not equally fast, and a round is over for all at once. So each takes as many of its H
+steps as fit its speed: H if it is the fastest, else its share of that (`Fit`), for weights are
+tokens. How fast others are is what their COMMITs show: steps over time. H steps for all have only
+runs with audits or two rounds in flight, and those that ask for it (`has_equal_steps`).
+
+In presets whose peers choose for themselves (`auto`, `a_edit`) the length of a round is chosen too,
+by a pure decision over what was measured. A round that the trainer got at 0 hands its contribution
+in at c and gets its successor at R, equal for all peers, since a seal ends it for all. Everybody
+aims at c = SHARE R: peers of any speed then arrive together, and where the exchange takes E behind
+the last of them, rounds tend to R = E / (1 - SHARE), the shortest in which SHARE of the time is
+training. Nothing is agreed upon: the lease bounds what anybody may do (R9), and weights are tokens.
+
+What comes with every round beside steps and exchange, encoding and saving for instance, counts as
+the exchange does: a share of R is steps, and nothing else passes for them.
 
 E counts from the last COMMIT that came, not from the own one: who waits for others does not wait
 for the exchange. Of many peers one is always late by a share of R, and rounds that covered this as
@@ -27,11 +35,16 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 from node.status.board import EventLog
+from node.trainers.phase_timer import PhaseTimer
+from protocol.events import Working
+from protocol.frames import Phase
 from protocol.manifest import RunManifest
+from training.channel.exchange import Contribution, TrainerTimes
 from training.compression import Codec, make_codec, with_grades
+from training.methods.method import has_equal_steps
 from training.methods.presets import GRADE_FROM_MBIT, is_paced
 
 
@@ -134,6 +147,10 @@ COVER = 1.3
 """With two rounds in flight: so much longer than the exchange beside it is a round, for neither
 takes equally long each time."""
 
+ALIKE = 1.1
+"""Whoever takes so many times as long as the fastest for a whole round takes all of it as well: its
+COMMIT is not late, and times of rounds differ by as much."""
+
 GROWTH_MAX = 2.0
 """From one round to the next: a measurement of little is not trusted with much."""
 
@@ -142,7 +159,7 @@ GROWTH_MAX = 2.0
 class StepsChoice:
     """Steps of the next round, why, and what that rests on; None is what is not known yet.
 
-    `computing` is the share of the rounds looked at that was training, `exchange_s` the time from
+    `computing` is the share of the rounds looked at that was steps, `exchange_s` the time from
     the last contribution that came to the outcome.
     """
 
@@ -157,11 +174,46 @@ class StepsChoice:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRound:
-    """A round: its steps, how long they took, and how long the trainer waited for the seal."""
+    """A round: its steps and how long they took, what came beside them in the trainer, and how long
+    it waited, for the seal above all."""
 
     steps: int
     training_s: float
+    beside_s: float
     waiting_s: float
+
+    @property
+    def round_s(self) -> float:
+        """The whole of it."""
+        return self.training_s + self.beside_s + self.waiting_s
+
+
+@dataclass(slots=True)
+class Fit:
+    """Which share of a round's steps fits a node, by how long whole rounds take it and the fastest
+    whose word is enough (`protocol.rounds.patience.whole_round_s`)."""
+
+    _own_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    _fastest_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+
+    def trained(self, steps: int, took_s: float, steps_max: int) -> None:
+        """The own trainer handed so many steps in, so long after it was given the lease."""
+        self._own_s.append(took_s * steps_max / max(1, steps))
+
+    def saw(self, whole_s: float) -> None:
+        """The fastest took so long for a whole round, by the COMMITs of the last one."""
+        self._fastest_s.append(whole_s)
+
+    def steps(self, steps_max: int) -> int:
+        """Of the next round; all until enough is known."""
+        if not self._own_s or not self._fastest_s:
+            return steps_max
+        # The best of the own rounds: the fastest of several has a good round each time, and whoever
+        # measured its usual ones by that would give steps up for nothing.
+        own_s, fastest_s = min(self._own_s), statistics.median(self._fastest_s)
+        if own_s <= ALIKE * fastest_s:
+            return steps_max
+        return max(1, round(steps_max * fastest_s / own_s))
 
 
 @dataclass(slots=True)
@@ -170,39 +222,33 @@ class Pace:
 
     steps_max: int
     is_chosen: bool
+    fit: Fit | None = None
+    """Where steps are not chosen and may be unequal: how many of the manifest's fit this node."""
     is_overlapped: bool = False
     """Whether the trainer steps on while its contribution is in flight (R5)."""
-    is_joined: bool = False
-    """Whether it waits for the round before when its steps are done, and hands in then: what it
-    tells on its way says how long they took."""
     _steps: int = 0
     _began_s: float | None = None
-    _trained_s: float | None = None
-    _on_the_way: list[tuple[int, float]] = field(default_factory=list)
-    """Of this round the first and the last step that the trainer told of, and when."""
+    _handed: tuple[int, float, float] | None = None
+    """Of this round, once its contribution is here: its steps, their seconds, and those beside."""
     _is_first: bool = True
     _step_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
     _rounds: deque[MeasuredRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
-    _handed_steps: int = 0
     _exchanges_s: deque[float] = field(default_factory=lambda: deque(maxlen=EXCHANGES_LOOKED_AT))
 
-    def handed(self, steps: int, now_s: float) -> None:
-        """The trainer's contribution of so many steps is in."""
+    def handed(self, steps: int, now_s: float, times: TrainerTimes | None = None) -> None:
+        """The trainer's contribution of so many steps is in. What it does not tell of its time
+        counts as steps."""
         if self._began_s is None:
             return
-        trained_s = now_s - self._began_s
-        if self.is_joined and len(self._on_the_way) > 1:
-            (first, since_s), (last, until_s) = self._on_the_way
-            trained_s = min(trained_s, steps * (until_s - since_s) / max(1, last - first))
-        self._trained_s, self._handed_steps = trained_s, steps
+        trained_s, beside_s = now_s - self._began_s, 0.0
+        if times is not None:
+            trained_s, beside_s = times.train_s, times.beside_s
+        self._handed = steps, trained_s, beside_s
+        if self.fit is not None:
+            self.fit.trained(steps, now_s - self._began_s, self.steps_max)
         # The first also loads kernels and fills caches, or is one that a process before us made.
         if not self._is_first:
             self._step_s.append(trained_s / max(1, steps))
-
-    def progressed(self, step: int, now_s: float) -> None:
-        """The trainer tells that it is at that step of the run."""
-        del self._on_the_way[1:]
-        self._on_the_way.append((step, now_s))
 
     def landed(self, flight_s: float, now_s: float, *, last_s: float | None = None) -> None:
         """The outcome of a contribution is here, so long after it was handed over; the last one
@@ -217,32 +263,34 @@ class Pace:
         `usual` is how many rounds had so far, as seals say: a latecomer and a node that was
         restarted begin with half of it, for they may be slow.
         """
-        if self._began_s is not None and self._trained_s is not None:
+        if self._began_s is not None and self._handed is not None:
             if not self._is_first:
-                waiting_s = now_s - self._began_s - self._trained_s
-                self._rounds.append(MeasuredRound(self._handed_steps, self._trained_s, waiting_s))
+                steps, trained_s, beside_s = self._handed
+                waiting_s = max(0.0, now_s - self._began_s - trained_s - beside_s)
+                self._rounds.append(MeasuredRound(steps, trained_s, beside_s, waiting_s))
             self._is_first = False
-        self._began_s, self._trained_s = now_s, None
-        self._on_the_way.clear()
+        self._began_s, self._handed = now_s, None
         choice = self._choice(usual)
         self._steps = choice.steps
         return choice
 
     def _choice(self, usual: int) -> StepsChoice:
         most = self.steps_max
+        fitting = most if self.fit is None else self.fit.steps(most)
         if not self._rounds or not self._step_s:
-            steps = min(max(FIRST_STEPS, usual // 2), most) if self.is_chosen else most
+            steps = min(max(FIRST_STEPS, usual // 2), most) if self.is_chosen else fitting
             return StepsChoice(steps=steps, steps_max=most, why="nothing is measured yet")
         step_s = max(1e-9, statistics.median(self._step_s))
         last = list(self._rounds)
-        round_s = statistics.median(one.training_s + one.waiting_s for one in last)
+        round_s = statistics.median(one.round_s for one in last)
+        beside_s = statistics.median(one.beside_s for one in last)
         waited_s = [one.waiting_s for one in last]
         exchange_s = statistics.median(self._exchanges_s or waited_s)
-        total_s = sum(one.training_s + one.waiting_s for one in last)
+        total_s = sum(one.round_s for one in last)
         computing = sum(one.training_s for one in last) / max(1e-9, total_s)
-        steps, why = most, "the manifest's"
+        steps, why = fitting, "the manifest's" if fitting == most else "as many as fit its speed"
         if self.is_chosen:
-            steps, why = self._paced(step_s, round_s, exchange_s)
+            steps, why = self._paced(step_s, _Costs(round_s, exchange_s, beside_s))
         return StepsChoice(
             steps=steps,
             steps_max=most,
@@ -253,23 +301,29 @@ class Pace:
             last=last[-1],
         )
 
-    def _paced(self, step_s: float, round_s: float, exchange_s: float) -> tuple[int, str]:
-        part, cover = SHARE, SHARE / (1.0 - SHARE)
+    def _paced(self, step_s: float, costs: "_Costs") -> tuple[int, str]:
+        round_s, exchange_s, beside_s = costs.round_s, costs.exchange_s, costs.beside_s
+        cover = SHARE / (1.0 - SHARE)
+        beside = f"an exchange of {exchange_s:.2f} s"
+        if beside_s >= 0.005:
+            beside += f" and {beside_s:.2f} s of encoding and saving"
         if self.is_overlapped:
-            part, cover = 1.0, COVER
-        share = f"{part:.0%} of a round of {round_s:.1f} s"
+            # The exchange is hidden by steps, what the trainer does itself is not.
+            aim_s, share = round_s - beside_s, "100%"
+            enough_s = max(COVER * exchange_s - beside_s, cover * beside_s)
+            enough = f"{COVER:g} times {beside}, which is in flight meanwhile"
+        else:
+            aim_s, share = SHARE * round_s, f"{SHARE:.0%}"
+            enough_s = cover * (exchange_s + beside_s)
+            enough = f"{SHARE:.0%} training beside {beside}"
         # Were every peer a little early in turn, rounds would grow without end.
-        enough_s = max(1e-9, cover * exchange_s)
-        aim_s, why = part * round_s, f"{share}, to arrive with the others"
+        enough_s, share = max(1e-9, enough_s), f"{share} of a round of {round_s:.1f} s"
+        why = f"{share}, to arrive with the others"
         if aim_s < FAR * enough_s:
             # By itself it would take dozens of rounds; all see the same length, and stay together.
             aim_s = min(HURRY * aim_s, FAR * enough_s)
-            why = f"longer than the last, {round_s:.1f} s with {exchange_s:.2f} s of exchange"
+            why = f"longer than the last, {round_s:.1f} s with {beside}"
         if enough_s < aim_s:
-            beside = f"an exchange of {exchange_s:.2f} s"
-            enough = f"{SHARE:.0%} training beside {beside}"
-            if self.is_overlapped:
-                enough = f"{COVER:g} times {beside}, which is in flight meanwhile"
             aim_s = max(enough_s, aim_s * (1.0 - GIVEN_UP * (aim_s / enough_s - 1.0)))
             why = enough if aim_s == enough_s else f"{share}, shorter by and by, towards {enough}"
         # Rounded to the nearest, a few steps short would stay a few steps short.
@@ -281,15 +335,81 @@ class Pace:
         return max(1, steps), why
 
 
-def pace_of(manifest: RunManifest, num_fragments: int) -> Pace:
+@dataclass(frozen=True, slots=True)
+class _Costs:
+    """Medians of the last rounds: their length, their exchange, and what came beside the steps."""
+
+    round_s: float
+    exchange_s: float
+    beside_s: float
+
+
+def pace_of(manifest: RunManifest) -> Pace:
     """The pace of a trainer of that run. Raises ConfigError for an unknown preset."""
     outer = manifest.outer
+    is_chosen = is_paced(outer.preset)
     return Pace(
         steps_max=manifest.inner.inner_steps,
-        is_chosen=is_paced(outer.preset),
+        is_chosen=is_chosen,
+        fit=None if is_chosen or has_equal_steps(manifest) else Fit(),
         is_overlapped=outer.overlap > 1,
-        is_joined=num_fragments < outer.overlap,
     )
+
+
+UNKNOWN_S = 30.0
+"""What was never seen is announced to take so long: others wait for it within what they wait for
+anybody that is late."""
+
+
+@dataclass(slots=True)
+class Headway:
+    """How far the trainer is with its round, for others (`protocol.rounds.patience`): it begins,
+    takes its steps, and encodes. How long each takes is known from the round before."""
+
+    _round: int = -1
+    _steps: int = 0
+    _first: int = 0
+    _done: int = -1
+    """Steps that are behind it; -1 before it tells of the first."""
+    _began_s: float = 0.0
+    _stepped_s: float = 0.0
+    """When the last step was told of."""
+    _begin_s: float | None = None
+    _step_s: float | None = None
+    _encode_s: float | None = None
+
+    def begins(self, round_index: int, steps: int, first: int, now_s: float) -> None:
+        """It is given a lease for so many steps; `first` is the number of its first one."""
+        self._round, self._steps, self._first, self._done = round_index, steps, first, -1
+        self._began_s = self._stepped_s = now_s
+
+    def progressed(self, step: int, now_s: float) -> None:
+        """It tells that it begins that step of the run."""
+        done = step - self._first
+        if self._done < 0:
+            self._begin_s = now_s - self._began_s
+        elif done > self._done:
+            self._step_s = (now_s - self._stepped_s) / (done - self._done)
+        self._done, self._stepped_s = done, now_s
+
+    def handed(self, now_s: float) -> None:
+        """Its contribution is in."""
+        if self._done >= 0:
+            rest_s = (self._steps - self._done) * (self._step_s or 0.0)
+            self._encode_s = max(0.0, now_s - self._stepped_s - rest_s)
+
+    def working(self, now_s: float) -> Working:
+        """What it does now, and how long that takes by what was seen of it."""
+        if self._done < 0:
+            end_s = UNKNOWN_S if self._begin_s is None else max(1.0, self._begin_s)
+            return Working(self._round, Phase.BEGIN, 0, 1, end_s)
+        step_s = self._step_s
+        left = max(0, self._steps - self._done)
+        if step_s is not None and now_s >= self._stepped_s + left * step_s:
+            end_s = UNKNOWN_S if self._encode_s is None else max(1.0, self._encode_s)
+            return Working(self._round, Phase.ENCODE, 0, 1, end_s)
+        rest_s = None if step_s is None else left * step_s
+        return Working(self._round, Phase.TRAIN, self._done, self._steps, rest_s)
 
 
 logger = logging.getLogger(__name__)
@@ -309,8 +429,10 @@ class Choosing:
         self._outer, self._num_fragments, self._log = manifest.outer, num_fragments, log
         self._codec = make_codec(manifest.outer)
         self._uplink_mbit = uplink_mbit
-        self._pace = pace_of(manifest, num_fragments)
+        self._pace = pace_of(manifest)
+        self._timer = PhaseTimer()
         self._flight = TrainerWatch()
+        self.headway = Headway()
         self._grading = Grading(0, "")
 
     @property
@@ -318,18 +440,45 @@ class Choosing:
         """Bits per element of the next contribution; 0 where the codec has no grades."""
         return self._grading.bits
 
+    def handed(self, round_index: int, contribution: Contribution, now_s: float) -> None:
+        """The trainer's contribution to a round is in."""
+        times = contribution.times
+        self._pace.handed(contribution.steps, now_s, times)
+        self._flight.handed(now_s)
+        self.headway.handed(now_s)
+        spent = self._timer.handed(now_s, contribution.steps, times or TrainerTimes())
+        if spent is not None and times is not None:
+            told = {name: _rounded(value) for name, value in asdict(spent).items()}
+            self._log.emit("times", round=round_index, **told)
+
+    def committed(self, now_s: float) -> None:
+        """What was handed over last is ready for its COMMIT."""
+        self._timer.committed(now_s)
+
+    def results_here(self, now_s: float) -> None:
+        """The whole result of a round is here."""
+        self._timer.results_here(now_s)
+
     def progressed(self, step: int, now_s: float) -> None:
         """The trainer tells that it is at that step of the run."""
-        self._pace.progressed(step, now_s)
+        self.headway.progressed(step, now_s)
 
-    def handed(self, steps: int, now_s: float) -> None:
-        """The trainer's contribution of so many steps is in."""
-        self._pace.handed(steps, now_s)
-        self._flight.handed(now_s)
+    def saw(self, whole_s: float | None) -> None:
+        """How long a whole round takes the fastest; None where the last round did not show it."""
+        if whole_s is not None and self._pace.fit is not None:
+            self._pace.fit.saw(whole_s)
 
     def landed(self, now_s: float, *, last_s: float | None) -> None:
         """The outcome of the oldest contribution is here; see `Pace.landed`."""
         self._pace.landed(self._flight.landed(now_s), now_s, last_s=last_s)
+
+    def begun(self, now_s: float) -> None:
+        """The trainer was told where to begin."""
+        self._timer.begun(now_s)
+
+    def told(self, now_s: float, *, last_s: float | None, num_members: int) -> None:
+        """The trainer was told how to go on; `last_s` is that of `landed`."""
+        self._timer.told(now_s, others_s=last_s, num_members=num_members)
 
     def next(self, round_index: int, now_s: float, *, usual: int) -> StepsChoice:
         """The trainer is handed its next lease now; see `Pace.next`."""
@@ -361,6 +510,7 @@ class Choosing:
             computing=_rounded(choice.computing),
             last_steps=None if last is None else last.steps,
             training_s=None if last is None else _rounded(last.training_s),
+            beside_s=None if last is None else _rounded(last.beside_s),
             waiting_s=None if last is None else _rounded(last.waiting_s),
             flight_s=_rounded(flight_s),
             hidden_s=_rounded(hidden_s),

@@ -14,7 +14,7 @@ import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, Self
@@ -35,9 +35,10 @@ from training.channel.channel_file import (
     PayloadPlaces,
     channel_spec,
 )
-from training.channel.exchange import Contribution, Outcome, TraceRoots, Turn
+from training.channel.exchange import Contribution, Outcome, TraceRoots, TrainerTimes, Turn
 from training.channel.frames import (
     FROM_TRAINER,
+    AnchorRead,
     Audit,
     Audited,
     Contributed,
@@ -63,6 +64,9 @@ _EVENTS_WAITING_MAX = 64
 """Beyond it progress is dropped, and everything else makes the trainer wait."""
 
 _DIGEST_BYTES = 32
+
+_SECONDS_MAX = 1e9
+"""Of a phase that a trainer tells of."""
 
 _OBITUARY_S = 1.0
 """For a broken pipe's obituary: it says more than the pipe."""
@@ -122,7 +126,8 @@ class Trainer:
         """Where the anchors should lie that it is given: there it reads them in place."""
         self._payloads = PayloadPlaces(channel)
         self._lent_N: NDArray[np.float32] | None = None
-        """What it reads in place, until it has contributed."""
+        """What it reads in place, until it has contributed, or has said that it has read it."""
+        self._reads_on = False
         self._finished = False
         self._failure: BarnraiseError | None = None
         self._dead = trio.Event()
@@ -286,8 +291,15 @@ class Trainer:
     async def _pass_on(self, frame: FromTrainer) -> None:
         if isinstance(frame, Contributed):
             event: TrainerEvent = await self._take(frame)
+        elif isinstance(frame, AnchorRead):
+            if not self._reads_on:
+                raise TrainerError("has read an anchor that it was not reading")
+            self._let_go_of_anchor()
+            return
         elif isinstance(frame, Audited) and len(frame.found) not in (0, _DIGEST_BYTES):
             raise TrainerError(f"found an end of {len(frame.found)} bytes")
+        elif isinstance(frame, Validation) and not 0 < frame.windows <= frame.of_windows:
+            raise TrainerError(f"a loss over {frame.windows} of {frame.of_windows} windows")
         else:
             event = frame
         if isinstance(event, Progress):
@@ -311,8 +323,9 @@ class Trainer:
         slots = self._channel.spec.slots
         if slots == 1:
             payloads = await trio.to_thread.run_sync(self._payloads.lent, frame.lengths)
-            self._lent_N = None
-            self.anchors.forget_copy()
+            self._reads_on = frame.reads_on
+            if not self._reads_on:
+                self._let_go_of_anchor()
         else:
             place = frame.sequence % slots
             read = partial(self._channel.read_payloads, place, frame.lengths)
@@ -329,7 +342,20 @@ class Trainer:
             residual_after=frame.residual_after,
             loss=frame.loss,
             traced=_traced(frame),
+            times=_checked(frame.times),
         )
+
+    def _let_go_of_anchor(self) -> None:
+        """It reads it no more: another one may come in its place."""
+        self._reads_on = False
+        self._lent_N = None
+        self.anchors.forget_copy()
+
+
+def _checked(times: TrainerTimes) -> TrainerTimes:
+    if not all(0.0 <= seconds <= _SECONDS_MAX for seconds in astuple(times)):
+        raise TrainerError(f"contributed with times that are none: {times}")
+    return times
 
 
 def _traced(frame: Contributed) -> TraceRoots | None:
@@ -392,6 +418,9 @@ class TrainerConfig:
     inner_folder: Path | None = None
     """Where this shard's trainer keeps its moments and its contribution of each round (R6); None
     keeps none."""
+
+    validation_share: float = 0.0
+    """Of its time, what it may spend on measuring anchors while the run goes on."""
 
 
 OpenTrainer = Callable[[TrainerConfig], AbstractAsyncContextManager[Trainer]]
@@ -512,7 +541,8 @@ async def open_trainer(
 
 @contextmanager
 def channel_for(config: TrainerConfig) -> Iterator[ChannelFile]:
-    """A fresh mapped file for one trainer, gone with the block; stale ones go first.
+    """A fresh mapped file for one trainer, gone with the block; stale ones go first. In memory
+    where it fits there, else in the run's folder.
 
     Raises OSError where the disk is full.
     """
@@ -521,8 +551,13 @@ def channel_for(config: TrainerConfig) -> Iterator[ChannelFile]:
         # Windows refuses while the trainer of a killed node is still dying; the next start does it.
         with suppress(PermissionError):
             stale.unlink(missing_ok=True)
-    path = config.folder / f"{prefix}{secrets.token_hex(4)}{CHANNEL_SUFFIX}"
     spec = channel_spec(config.manifest, config.shard)
+    in_memory = ChannelFile.create_in_memory(spec)
+    if in_memory is not None:
+        with in_memory:
+            yield in_memory
+        return
+    path = config.folder / f"{prefix}{secrets.token_hex(4)}{CHANNEL_SUFFIX}"
     try:
         with ChannelFile.create(path, spec) as channel:
             yield channel
@@ -554,6 +589,7 @@ async def _spawn(command: Sequence[str], config: TrainerConfig, channel: Path) -
         options += ["--model-file", str(config.model_file)]
     if config.inner_folder is not None:
         options += ["--inner", str(config.inner_folder)]
+    options += ["--validation-share", str(config.validation_share)]
     start = partial(
         trio.lowlevel.open_process,
         [*command, *options],

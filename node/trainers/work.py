@@ -36,6 +36,7 @@ from protocol.leases import Lease, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.rounds.admission import claim_breach
 from protocol.rounds.fates import Fates
+from protocol.rounds.patience import whole_round_s
 from protocol.segments import ALONE
 from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import Audit, Audited, Progress, Ready, Reopen, Start, Validation
@@ -207,6 +208,7 @@ def _frame(task: ev.Rerun, number: int, path: Path) -> Audit:
         before=task.commit.work[0].before,
         residual_before=task.commit.residual_before,
         inherited=task.inherited,
+        since=task.since,
     )
 
 
@@ -280,6 +282,7 @@ class TrainerWork:
         )
         self.train_loss: float | None = None
         self.done = trio.Event()
+        parts.core.working = self._working
 
     def adopted(self, anchor_N: NDArray[np.float32] | None) -> None:
         """The anchor if the hooks bent it; the next Train action goes with it."""
@@ -295,10 +298,20 @@ class TrainerWork:
             self._audits.close_rounds()
         self._changed.set()
 
+    def _working(self) -> ev.Working | None:
+        """How far the trainer is; None while it waits to hear for which round to go on."""
+        if self._round < 0 or self._is_open or self.done.is_set():
+            return None
+        return self._choosing.headway.working(trio.current_time())
+
     def fell_back(self) -> None:
         """R4: the branch is left. With two rounds in flight more than one may have been wanted
         since the trainer began with the one in hand (R5)."""
         self._is_stale = self._is_lost = self._lag > 1
+
+    def results_here(self) -> None:
+        """The whole result of a round is here."""
+        self._choosing.results_here(trio.current_time())
 
     async def audit(self, task: ev.Rerun) -> None:
         """Have a segment of somebody's round run again."""
@@ -332,10 +345,18 @@ class TrainerWork:
                 await self._audits.answered(event)
             case Contribution():
                 await self._contribute(event)
-            case Validation(round=started, loss=loss):
+            case Validation():
                 # The anchor that round r + 1 starts from is the one that seal r made.
-                self._parts.log.emit("validation", round=started - 1, loss=loss)
+                self._parts.log.emit(
+                    "validation",
+                    round=event.round - 1,
+                    loss=event.loss,
+                    windows=event.windows,
+                    of_windows=event.of_windows,
+                )
             case Ready():
+                # It takes the start, which may lie in its pipe for long, from here on.
+                self._choosing.begun(trio.current_time())
                 logger.info(
                     "trainer ready threads=%d device=%s precision=%s micro_batch=%d",
                     event.threads,
@@ -361,7 +382,7 @@ class TrainerWork:
         """Store a contribution that is for the round under way; a late one is only answered."""
         parts = self._parts
         self.train_loss = contribution.loss
-        self._choosing.handed(contribution.steps, trio.current_time())
+        self._choosing.handed(self._round, contribution, trio.current_time())
         rules = parts.core.machine.config.clock
         wrong = claim_breach(rules, samples=contribution.samples, tokens=contribution.tokens)
         if wrong:
@@ -396,6 +417,7 @@ class TrainerWork:
                     work=work,
                 )
             )
+            self._choosing.committed(trio.current_time())
         else:
             logger.info("contribution came too late round=%d", self._round)
         self._in_flight.append(self._round)
@@ -462,6 +484,7 @@ class TrainerWork:
         )
         fates.taken_over(self._round, wanted.sealed)
         await trainer.start(start, anchors=tuple(map(wanted.anchor_N.__getitem__, self._spans)))
+        self._choosing.begun(trio.current_time())
         await self._tell_grade(trainer)
         wanted.let_go(lag=self._lag)
 
@@ -475,6 +498,7 @@ class TrainerWork:
         fates.taken_over(self._round)
         await self._tell_grade(trainer)
         await trainer.deliver(outcome, validate=self._validates(wanted))
+        self._mark_told(wanted)
         wanted.let_go(lag=self._lag)
 
     async def _settle(self, trainer: Trainer, wanted: Wanted) -> None:
@@ -487,6 +511,7 @@ class TrainerWork:
             is_resync = is_left or contributed < self._fates.since
             outcome = self._outcome(contributed, wanted, is_resync=is_resync)
             await trainer.deliver(outcome, validate=is_new and self._validates(wanted))
+            self._mark_told(wanted)
 
     async def _proceed(self, trainer: Trainer, wanted: Wanted) -> None:
         """R5: the trainer goes on, though the outcome of the last round may be open."""
@@ -503,6 +528,17 @@ class TrainerWork:
         self._fates.taken_over(self._round, wanted.sealed)
         await self._tell_grade(trainer)
         await trainer.proceed(turn)
+        self._mark_told(wanted)
+
+    def _mark_told(self, wanted: Wanted) -> None:
+        last_s, num_members = self._last_commit_s, wanted.num_members
+        self._choosing.told(trio.current_time(), last_s=last_s, num_members=num_members)
+
+    @property
+    def _last_commit_s(self) -> float | None:
+        """When the last COMMIT of another peer came to the round that was sealed last."""
+        sealed = self._parts.core.machine.previous
+        return None if sealed is None else sealed.times.committed_s
 
     async def _tell_grade(self, trainer: Trainer) -> None:
         if self._grade != self._choosing.grade:
@@ -512,9 +548,9 @@ class TrainerWork:
     def _outcome(self, contributed: int, wanted: Wanted, *, is_resync: bool) -> Outcome:
         """What became of a contribution; the next lease is not in it."""
         fragment = self._layout.fragment_of(contributed)
-        now_s, sealed = trio.current_time(), self._parts.core.machine.previous
-        last_s = None if sealed is None else sealed.times.committed_s
-        self._choosing.landed(now_s, last_s=last_s)
+        self._choosing.landed(trio.current_time(), last_s=self._last_commit_s)
+        if (sealed := self._parts.core.machine.previous) is not None:
+            self._choosing.saw(whole_round_s(sealed, self._config.manifest.inner.inner_steps))
         # Rounds since may be about others; behind a resync all may have changed.
         others = self._changed_since_told(wanted, is_all=is_resync)
         others.pop(fragment, None)
@@ -553,16 +589,15 @@ class TrainerWork:
             return lease
         clock = run_clock(wanted.action.certificate)
         usual = clock.step // max(1, clock.round - 1)
-        choice = self._choosing.next(self._round, trio.current_time(), usual=usual)
+        now_s = trio.current_time()
+        choice = self._choosing.next(self._round, now_s, usual=usual)
+        first = self._clock(wanted).step
+        self._choosing.headway.begins(self._round, choice.steps, first, now_s)
         if choice.steps == choice.steps_max:
             return lease
         return part_of_lease(lease, 0, choice.steps * self._config.manifest.inner.batch)
 
     def _validates(self, wanted: Wanted) -> bool:
-        """Whether to measure this anchor: members take turns, and all look at the last one."""
-        every, sealed = self._parts.validate_every, wanted.sealed
-        if every == 0 or self._parts.core.is_finished:
-            return every > 0
-        members = wanted.action.certificate.value.roster.members
-        is_turn = members[sealed // every % len(members)] == self._parts.core.machine.view.me
-        return sealed % every == 0 and is_turn
+        """Whether to measure this anchor, if there is time; of the last one there is."""
+        every = self._parts.validate_every
+        return every > 0 and (self._parts.core.is_finished or wanted.sealed % every == 0)

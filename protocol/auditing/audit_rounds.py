@@ -91,16 +91,27 @@ ROUNDS_KEPT = 8
 """An audit is drawn one seal behind its round, and over some four later."""
 
 Inherited = tuple[tuple[bytes, bytes], ...]
-"""Roots of moments and residual that a round may have begun with: either pair."""
+"""Roots of inner state and residual that a round may have begun with: either pair."""
 
 NOTHING = (EMPTY_ROOT, EMPTY_ROOT)
 """Of whoever begins, and of whoever had to begin anew: nobody can choose it, so everybody may."""
 
 
+@dataclass(slots=True)
+class _Left:
+    """What a peer left to its next round by its last listed COMMIT, and to the next round on each
+    fragment: no entry where nobody here knows that."""
+
+    round: int
+    after: bytes
+    residuals: dict[int, bytes]
+
+
 @dataclass(slots=True, kw_only=True)
 class AuditedRound:
     """`named` is the seal that names its roster, `commits` are those that its own seal lists;
-    `words` the VERDICTs on each segment."""
+    `words` the VERDICTs on each segment. `since` has the last round before it that lists a peer,
+    0 of none."""
 
     round: int
     named: SealValue
@@ -108,6 +119,7 @@ class AuditedRound:
     """Of the round before it."""
     commits: dict[bytes, tuple[SignedMessage, Commit]]
     inherited: dict[PeerId, Inherited]
+    since: dict[PeerId, int] = field(default_factory=dict)
     _classes: dict[PeerId, str] = field(init=False)
     retracted: set[bytes] = field(default_factory=set)
     """COMMITs that their senders took back."""
@@ -145,7 +157,8 @@ class AuditedRound:
 class Rounds:
     """What is known of the chain from where this process began, without a gap."""
 
-    def __init__(self, head: SealValue) -> None:
+    def __init__(self, head: SealValue, num_fragments: int = 1) -> None:
+        self._num_fragments = num_fragments
         self._begin(head)
 
     def _begin(self, head: SealValue) -> None:
@@ -155,8 +168,7 @@ class Rounds:
         self.retracted = -1
         """The round of the own last RETRACT, -1 of none."""
         self._rounds: dict[int, AuditedRound] = {}
-        self._after: dict[PeerId, tuple[bytes, bytes]] = {}
-        """What each left to its next round, by its last listed COMMIT."""
+        self._left: dict[PeerId, _Left] = {}
         self._layers: dict[PeerId, tuple[int, bytes]] = {}
 
     @property
@@ -212,10 +224,13 @@ class Rounds:
             named=view.seals.named,
             beacon=beacon(value.run, value.round - 1, layers),
             commits=commits,
-            inherited={m.sender: self._inherited(m.sender) for m, _ in commits.values()},
+            inherited={
+                m.sender: self._inherited(m.sender, value.round) for m, _ in commits.values()
+            },
+            since={m.sender: self._since(m.sender) for m, _ in commits.values()},
         )
         for message, commit in commits.values():
-            self._after[message.sender] = (commit.work[0].after, commit.residual_after)
+            self._leave(message.sender, commit, value.round)
         self._rounds.pop(value.round - ROUNDS_KEPT, None)
         return self._rounds[value.round], strayed
 
@@ -231,12 +246,25 @@ class Rounds:
                 strayed.add(message.sender)
         return frozenset(strayed)
 
-    def _inherited(self, peer: PeerId) -> Inherited:
+    def _since(self, peer: PeerId) -> int:
+        left = self._left.get(peer)
+        return 0 if left is None else left.round
+
+    def _inherited(self, peer: PeerId, round_index: int) -> Inherited:
         """Nothing at all where nobody here knows what was before."""
-        known = self._after.get(peer)
-        if known is not None:
-            return (known, NOTHING)
-        return (NOTHING,) if self._is_whole else ()
+        left, fragment = self._left.get(peer), round_index % self._num_fragments
+        if left is not None and fragment in left.residuals:
+            return ((left.after, left.residuals[fragment]), NOTHING)
+        return (NOTHING,) if left is None and self._is_whole else ()
+
+    def _leave(self, peer: PeerId, commit: Commit, round_index: int) -> None:
+        left, work = self._left.get(peer), commit.work[0]
+        residuals = {} if left is None else left.residuals
+        if work.before == EMPTY_ROOT or (left is None and self._is_whole):
+            # Whoever begins anew has no residual of any fragment.
+            residuals = dict.fromkeys(range(self._num_fragments), EMPTY_ROOT)
+        own = {round_index % self._num_fragments: commit.residual_after}
+        self._left[peer] = _Left(round_index, work.after, residuals | own)
 
 
 # Audit draw ---------------------------------------------------------------------------------------
@@ -346,30 +374,41 @@ def may_see(rounds: Rounds, law: AuditSpec, me: PeerId, peer: PeerId, subject: b
     return False
 
 
-def closed_rounds(rounds: Rounds, law: AuditSpec, me: PeerId) -> tuple[int, ...]:
-    """The rounds of which nobody may be shown this node's work any more.
+def shown_segments(rounds: Rounds, law: AuditSpec, me: PeerId) -> dict[int, frozenset[int]]:
+    """By round the segments of this node's work that somebody may be shown yet; rounds whose beacon
+    is not known are not among them, for of these it may be any.
 
-    None before its beacon is known; then those whom it may have drawn have two seals to fetch what
-    they were drawn for, and one more in which they may be behind. Who is called in by a VERDICT
-    comes later, and then somebody is accused.
+    Whom the beacon may have drawn has two seals to fetch what it was drawn for, and one more in
+    which it may be behind. Who is called in by a VERDICT comes later, and then somebody is accused.
     """
-    found = []
+    found: dict[int, frozenset[int]] = {}
     for on in rounds.judged():
         behind, newest = rounds.at(on.round + 1), rounds.newest
         if behind is None or newest is None:
             continue
         own = [message.digest for message, _ in on.listed() if message.sender == me]
-        keys = [(commit, segment) for commit in own for segment in range(law.segments + 1)]
-        is_drawn = any(
-            may_accuse(law, on, behind.beacon, voter, key)
-            for key in keys
-            for voter in on.named.roster.voters
-        )
         is_late = newest.round > on.round + 1 + FETCHED_WITHIN
-        is_disputed = any(is_accused(rounds, law, on, key) for key in keys)
-        if (is_late or not is_drawn) and not is_disputed:
-            found.append(on.round)
-    return tuple(found)
+        found[on.round] = frozenset(
+            segment
+            for digest in own
+            for segment in range(law.segments + 1)
+            if _is_open(rounds, law, on, behind, (digest, segment), is_late=is_late)
+        )
+    return found
+
+
+def _is_open(
+    rounds: Rounds,
+    law: AuditSpec,
+    on: AuditedRound,
+    behind: AuditedRound,
+    key: Key,
+    *,
+    is_late: bool,
+) -> bool:
+    voters = () if is_late else on.named.roster.voters
+    is_drawn = any(may_accuse(law, on, behind.beacon, voter, key) for voter in voters)
+    return is_drawn or is_accused(rounds, law, on, key)
 
 
 def _segments_of(commit: Commit, subject: bytes, segments: int) -> Iterator[int]:

@@ -20,10 +20,10 @@ from protocol.auditing.audit_rounds import (
     Drawn,
     Onion,
     Rounds,
-    closed_rounds,
     drawn,
     is_accused,
     may_see,
+    shown_segments,
 )
 from protocol.errors import ProofError
 from protocol.evidence import (
@@ -55,7 +55,7 @@ from protocol.rounds.round_config import RoundConfig
 from protocol.rounds.round_view import RoundView
 from protocol.rounds.seating import answerable
 from protocol.rounds.signals import Signals
-from protocol.segments import encoded_end
+from protocol.segments import STATE, WorkKind, encoded_end, trained_end
 
 Key = tuple[bytes, int]
 """A COMMIT and one segment of the work behind it."""
@@ -204,9 +204,11 @@ OPENS_WITHIN = 2
 def end_of(commit: Commit, segment: int) -> bytes:
     """What names the end of a segment, by what its COMMIT says; the last one is the encoding."""
     work = commit.work[0]
-    if segment + 1 < len(work.trace):
+    if segment + 2 < len(work.trace):
         return work.trace[segment + 1]
-    return encoded_end(commit.root, commit.residual_after, work.after)
+    if segment + 2 == len(work.trace):
+        return trained_end(work.trace[-1], work.after)
+    return encoded_end(commit.root, commit.residual_after)
 
 
 @dataclass(slots=True)
@@ -215,7 +217,7 @@ class _Task:
 
     round: int
     since: int
-    needs: dict[bytes, int]
+    needs: dict[bytes, WorkKind]
     is_running: bool = False
     is_over: bool = False
     found: bytes = b""
@@ -236,10 +238,10 @@ class Audits:
         self.is_on = manifest.audits.rate > 0.0
         self.device = config.device
         """Its class: what its trainer says, once that is up."""
-        self._cells = manifest.layout(0).num_cells(0)
+        self._layout = layout = manifest.layout(0)
         self._samples_each = config.clock.samples_each
         self._onion = Onion(signer, manifest.digest) if self.is_on else None
-        self._rounds = Rounds(head)
+        self._rounds = Rounds(head, layout.num_fragments)
         self._signals = Signals()
         self._tasks: dict[Key, _Task] = {}
         self._held: dict[bytes, set[int]] = {}
@@ -271,9 +273,9 @@ class Audits:
             ),
         )
 
-    def counts(self, subject: bytes) -> frozenset[int]:
-        """How many cells a state or residual that is asked for may have; nothing of another one.
-        Two where a liar gives a residual of somebody else's as its state: the cells say which."""
+    def kinds(self, subject: bytes) -> frozenset[WorkKind]:
+        """What a subject that is asked for is; nothing of another one. Two where a liar gives a
+        residual of somebody else's as its state: the cells say which."""
         tasks = (task for task in self._tasks.values() if not task.is_over)
         return frozenset(task.needs[subject] for task in tasks if subject in task.needs)
 
@@ -283,10 +285,10 @@ class Audits:
         return self.is_on and may_see(self._rounds, self._law, self._me, peer, subject)
 
     @property
-    def closed(self) -> tuple[int, ...]:
-        """Rounds whose own work nobody may ask for any more: see
+    def shown_segments(self) -> dict[int, frozenset[int]]:
+        """By round the segments of own work that somebody may be shown yet: see
         `protocol.auditing.audit_rounds`."""
-        return closed_rounds(self._rounds, self._law, self._me)
+        return shown_segments(self._rounds, self._law, self._me)
 
     @property
     def classes(self) -> dict[PeerId, str]:
@@ -384,7 +386,7 @@ class Audits:
 
     def cells_came(self, subject: bytes, cells: tuple[int, ...]) -> Iterator[ev.RoundAction]:
         """Cells of work that were asked for are here, and verified."""
-        if not self.counts(subject):
+        if not self.kinds(subject):
             return
         self._held.setdefault(subject, set()).update(cells)
         for key, task in list(self._tasks.items()):
@@ -445,24 +447,29 @@ class Audits:
     def _open(self, key: Key, on: AuditedRound, now: int) -> Iterator[ev.RoundAction]:
         if key not in self._tasks:
             message, commit = on.commits[key[0]]
-            self._tasks[key] = _Task(on.round, now, self._needs(commit, key[1]))
+            self._tasks[key] = _Task(on.round, now, self._needs(commit, key[1], on.round))
             self._tasks[key].sources[message.sender] = None
             yield from self._ask(key, self._tasks[key])
 
-    def _needs(self, commit: Commit, segment: int) -> dict[bytes, int]:
-        """The subjects that a segment begins with, and how many cells each has."""
-        work = commit.work[0]
-        state_cells = self._cells * (1 + self._config.moments) + self._config.tail
-        needs = {work.trace[min(segment, self._law.segments)]: state_cells}
-        if segment == self._law.segments and commit.residual_before != EMPTY_ROOT:
-            needs[commit.residual_before] = self._cells
+    def _needs(self, commit: Commit, segment: int, round_index: int) -> dict[bytes, WorkKind]:
+        """The subjects that a segment begins with, and what each is."""
+        work, fragment = commit.work[0], self._layout.fragment_of(round_index)
+        if segment < self._law.segments:
+            return {work.trace[segment]: STATE}
+        needs = {work.trace[segment]: WorkKind("weights", fragment)}
+        if commit.residual_before != EMPTY_ROOT:
+            needs[commit.residual_before] = WorkKind("residual", fragment)
         return needs
+
+    def _lacking(self, subject: bytes, kind: WorkKind) -> list[int]:
+        held = self._held.get(subject, set())
+        return sorted(set(kind.cells(self._layout, self._config.moments)) - held)
 
     def _ask(self, key: Key, task: _Task) -> Iterator[ev.RoundAction]:
         """Ask whoever may have it for what is not here."""
         missing = False
-        for subject, count in task.needs.items():
-            cells = sorted(set(range(count)) - self._held.get(subject, set()))
+        for subject, kind in task.needs.items():
+            cells = self._lacking(subject, kind)
             missing |= bool(cells)
             for source in task.sources:
                 for first in range(0, len(cells), limits.WANT_CELLS_MAX):
@@ -474,7 +481,7 @@ class Audits:
     def _run(self, key: Key, task: _Task) -> Iterator[ev.RoundAction]:
         """Once all is here that it begins with."""
         on = self._rounds.at(task.round)
-        is_whole = all(len(self._held.get(s, ())) == count for s, count in task.needs.items())
+        is_whole = not any(self._lacking(*need) for need in task.needs.items())
         if on is None or task.is_over or task.is_running or not is_whole:
             return
         task.is_running = True
@@ -487,6 +494,7 @@ class Audits:
             segment=key[1],
             lease=on.lease_of(message.sender, self._samples_each),
             inherited=on.inherited[message.sender],
+            since=on.since.get(message.sender, 0),
             step=on.named.clock.step,
         )
 

@@ -104,6 +104,8 @@ class NodeCore:
         self.wants_seat = True
         self.may_sit: Callable[[PeerId], bool] = lambda _: True
         """Who may ask for a seat; the edge knows, in runs for the invited."""
+        self.working: Callable[[], ev.Working | None] = lambda: None
+        """How far the own trainer is; the edge knows."""
         self._seat_asked = b""
         self._is_astray = False
         """Whether a branch was given up, and the trainer has not heard of it."""
@@ -151,7 +153,22 @@ class NodeCore:
         far the chain goes: what the last heartbeat told is many short rounds ago."""
         if self.may_sit(peer) and not (peer in self.machine.convicted or self.audits.is_shut(peer)):
             self.machine.courtesy.asked(peer, now_s)
+            self._gives(peer, now_s)
             yield ev.Send(peer, self._heartbeat(now_s))
+
+    def _gives(self, peer: PeerId, now_s: float) -> None:
+        """R11: a peer takes what it lacks of the state; no round goes far ahead of it meanwhile."""
+        newest = self.machine.head.round
+        is_barred = peer in self.machine.convicted or self.audits.is_shut(peer)
+        if self._rounds.get(peer, 0) <= newest and self.may_sit(peer) and not is_barred:
+            self.machine.giving.gave(peer, newest, now_s)
+
+    def _is_sealed(self, bulk: Bulk, subject: bytes) -> bool:
+        """Whether that is of a state, or of a result behind which the last seal stands."""
+        previous = self.machine.previous
+        if bulk is Bulk.RESULT:
+            return previous is not None and previous.is_about(subject)
+        return bulk in (Bulk.STATE, Bulk.STEP)
 
     def _believes_open(self, peer: PeerId, is_open: int) -> bool:
         """R12: whether a STATUS fits the heartbeat before it, whose seals its sender can be asked
@@ -171,7 +188,9 @@ class NodeCore:
         if standing.branch:
             head = standing.head.value.digest
             branch = (BranchEnd(final=self.machine.head.round, head=head),)
-        return heartbeat(self.machine.view, self.liveness, branch, now_s)
+        view = self.machine.view
+        progress = self.machine.patience.own(view, self.working(), now_s)
+        return heartbeat(view, self.liveness, branch, now_s, progress)
 
     def _meet(self, now_s: float) -> Iterator[ev.CoreAction]:
         """R4: who is on a branch meets who is not, or on another one."""
@@ -383,6 +402,7 @@ class NodeCore:
                 self.machine.rates.linked = self.liveness.linked
                 self._relay.drop_link(peer)
                 self._meeting.left(peer)
+                self.machine.giving.left(peer)
                 self._rounds.pop(peer, None)
                 self._newest = max(self._rounds.values(), default=0)
             case ev.Overdrawn(peer=peer):
@@ -397,6 +417,9 @@ class NodeCore:
                 else:
                     for view in self.machine.standing.under_way:
                         view.note_movement(subject, peer, now_s)
+            case ev.BytesGiven(peer=peer, bulk=bulk, subject=subject):
+                if self._is_sealed(bulk, subject):
+                    self._gives(peer, now_s)
             case ev.SeatProven(basis=basis, proof=proof, work=work):
                 yield from self._expand(self.machine.take_seat(basis, proof, work), now_s)
             case ev.StateReady():
@@ -492,6 +515,8 @@ class NodeCore:
 
     def _beat(self, peer: PeerId, frame: Heartbeat, now_s: float) -> Iterable[ev.CoreAction]:
         self.liveness.vouched(frame.link_set, frame.silent, now_s)
+        if frame.progress:
+            self.machine.hear_progress(peer, frame.progress, now_s)
         working, head = frame.round, frame.head
         if frame.branch:
             # Rounds of a branch are none that anybody has to catch up with.
@@ -503,7 +528,9 @@ class NodeCore:
         if self._rounds.get(peer) != working:
             self._rounds[peer] = working
             self._newest = max(self._rounds.values())
-        self.machine.courtesy.told(peer, self.machine.view.index - working, now_s)
+        behind = self.machine.view.index - working
+        self.machine.courtesy.told(peer, behind, now_s)
+        self.machine.giving.told(peer, behind, now_s)
         is_new = self._meeting.heard(peer, working - 1, head, now_s=now_s)
         view = self.machine.view
         is_it = view.basis == frame.head and view.index == frame.round  # As nearly always.
@@ -529,7 +556,7 @@ class NodeCore:
         match frame:
             case Want():
                 if not self._rare("want-ignored"):
-                    yield from self._wanted(peer, frame)
+                    yield from self._wanted(peer, frame, now_s)
             case Lacking(bulk=bulk, subject=subject):
                 self.catchup.lacks(peer, bulk, subject)
             case WantChain(first=first):
@@ -559,7 +586,7 @@ class NodeCore:
             case Hello() | Refusal() | Welcome():
                 yield ev.Fault(peer, f"{type(frame).__name__} in the middle of a conversation")
 
-    def _wanted(self, peer: PeerId, want: Want) -> Iterator[ev.CoreAction]:
+    def _wanted(self, peer: PeerId, want: Want, now_s: float) -> Iterator[ev.CoreAction]:
         """Cells for who asks. Of what is not here they are not looked at: that is said, or nothing
         is, at once."""
         subject = want.subject
@@ -573,6 +600,8 @@ class NodeCore:
             case _:
                 is_here = any(view.is_about(subject) for view in self.views())
         if is_here:
+            if self._is_sealed(want.bulk, subject):
+                self._gives(peer, now_s)
             yield ev.Push(peer, want.bulk, subject, want.cells)
 
     def _message(self, source: PeerId, message: SignedMessage, now_s: float) -> list[ev.CoreAction]:

@@ -16,7 +16,7 @@ from collections.abc import Set as AbstractSet
 from protocol import limits
 from protocol.core.liveness import Liveness
 from protocol.events import Send, SendAll
-from protocol.frames import BranchEnd, Heartbeat, Messages
+from protocol.frames import BranchEnd, Heartbeat, Messages, Progress
 from protocol.identity import PeerId
 from protocol.messages import SignedMessage, message_id_of
 from protocol.rounds.round_config import Rare, never
@@ -219,13 +219,23 @@ def pack(peer: PeerId, messages: Iterable[SignedMessage]) -> Iterator[Send]:
 
 
 def heartbeat(
-    view: RoundView, liveness: Liveness, branch: tuple[BranchEnd, ...], now_s: float
+    view: RoundView,
+    liveness: Liveness,
+    branch: tuple[BranchEnd, ...],
+    now_s: float,
+    progress: tuple[Progress, ...] = (),
 ) -> Heartbeat:
-    """The sign of life of a node that works on that round; `branch` as in Heartbeat."""
+    """The sign of life of a node that works on that round; the rest as in Heartbeat."""
     links, silent = liveness.linked[:256], liveness.silent_links(now_s)[:256]
     head, held = view.basis, message_ids(view)
     return Heartbeat(
-        round=view.index, head=head, held=held, links=links, silent=silent, branch=branch
+        round=view.index,
+        head=head,
+        held=held,
+        links=links,
+        silent=silent,
+        branch=branch,
+        progress=progress,
     )
 
 

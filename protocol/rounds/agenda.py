@@ -11,7 +11,7 @@ from protocol.frames import Bulk
 from protocol.messages import Kind
 from protocol.rounds.agreement import due_times
 from protocol.rounds.lapses import LearnedDeadline
-from protocol.rounds.proposal import holds_all_expected
+from protocol.rounds.proposal import lacking_senders
 from protocol.rounds.round_view import RoundView
 from protocol.rounds.supply import lists_to_sum, retry_times
 
@@ -40,8 +40,9 @@ def is_idle(event: LocalRoundEvent, view: RoundView, is_early: bool) -> bool:
             has_said_again = view.me in view.ballots.of(Kind.HOLD, view.attempt)
             if view.attempt in view.lapses.second_call_s and not has_said_again:
                 return False  # It may be the last of what is to be said that it is held.
-            is_summing = bool(lists_to_sum(view))
-            return not is_summing and (has_said or not holds_all_expected(view))
+            # Once a few are late alone, it counts for how long.
+            is_gathered = not has_said and len(lacking_senders(view)) <= view.roles.few
+            return not (is_gathered or lists_to_sum(view))
         case SeatChecked():
             return view.own.contribution is None or bool(view.own.commit)
         case _:

@@ -34,7 +34,7 @@ from protocol.rounds.proposal import (
     short_senders,
     waits_for_second_call,
 )
-from protocol.rounds.reducers import Rates, Slice, liars, pack_senders
+from protocol.rounds.reducers import Rates, Slice, pack_senders
 from protocol.rounds.round_view import RoundConfig, RoundView
 from protocol.rounds.seating import in_turn
 from protocol.rounds.supply import has_lost_parts
@@ -71,18 +71,12 @@ def statements(
 
 
 def _have(view: RoundView, deadline: LearnedDeadline, now_s: float) -> Iterator[DueStatement]:
-    """At its deadline, or when nobody is missing, a reducer says what it holds.
-
-    While bytes of what is missing still come, the deadline was too short: up to the cap it waits.
-    """
+    """At its deadline, or when nobody is missing, a reducer says what it holds."""
     assert view.times.opened_s is not None
     if not view.gathering().first_kept or view.me in view.ballots.of(Kind.HAVE, view.attempt):
         return
     is_complete = holds_all_expected(view)
-    wait_s = deadline.seconds(view.times.time_outs)
-    if _is_filling(view, now_s=now_s, within_s=wait_s / 2):
-        wait_s = max(wait_s, deadline.cap_s)
-    is_late = now_s >= view.attempt_start_s + wait_s
+    is_late = now_s >= view.attempt_start_s + deadline.seconds(view.times.time_outs)
     if not (is_complete or is_late or view.rare("have-early")):
         return
     if is_complete and view.attempt == 0 and not view.arrivals.is_timed:
@@ -131,18 +125,6 @@ def _hold(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[DueSt
         yield DueStatement(Kind.HOLD, held, view.attempt)
 
 
-def _is_filling(view: RoundView, *, now_s: float, within_s: float) -> bool:
-    """Whether in the last `within_s` bytes came of parts that the own slices still lack."""
-    own_slices, awaited = view.own_slices(), view.awaited
-    return any(
-        now_s - moved_s < within_s
-        and source in awaited
-        and view.ballots.commit_of(subject) is not None
-        and view.cells.lacks_part(subject, own_slices)
-        for (subject, source), moved_s in view.cells.moved_s.items()
-    )
-
-
 def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
     """Learn once per round how long parts took; returns whether this call did so.
 
@@ -151,9 +133,9 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
     COMMITs that it knew by then. (Otherwise a swarm whose lines are slower than its deadline would
     never find out.)
 
-    A liar must not choose how long others wait. So three things teach nothing: parts that others
-    gave in the place of their sender; COMMITs that came after the HAVE, unless more than b did; and
-    how late the last b COMMITs came before it.
+    A few must not choose how long all wait: a quarter of the members, or as many as may lie. So
+    three things teach nothing: parts that others gave in the place of their sender; COMMITs that
+    came after the HAVE, unless more than a few did; and the parts of a few that were the last.
     """
     if view.arrivals.is_timed or view.times.opened_s is None:
         return False
@@ -169,57 +151,27 @@ def learn(view: RoundView, deadline: LearnedDeadline, now_s: float) -> bool:
     if any(view.cells.lacks_part(digest, first) for digest in wanted):
         return False
     if view.arrivals.awaited_commits and not view.arrivals.late_s:
-        # COMMITs alone were late: of more than may lie, or it is no reason to wait longer.
+        # COMMITs alone were late: of more than a few, or it is no reason to wait longer.
         num_late = len(view.ballots.commits) - len(view.arrivals.awaited_commits)
-        if num_late <= liars(len(view.roles.electorate), view.config.trust):
+        if num_late <= view.roles.few:
             return False
         deadline.observe(now_s - view.times.opened_s)
-    elif not view.arrivals.late_s:
+    elif not (view.arrivals.late_s and view.arrivals.late_s.keys() <= _from_others(view)):
         deadline.observe(_phase_s(view, wanted, now_s))
-    else:
-        from_others, began_s = _from_others(view), _late_to_commit(view)
-        pushed = [
-            at_s - began_s.get(digest, view.times.opened_s)
-            for digest, at_s in view.arrivals.late_s.items()
-            if digest not in from_others
-        ]
-        if pushed:
-            deadline.observe(max(pushed))
     view.arrivals.is_timed = True
     return True
 
 
 def _phase_s(view: RoundView, digests: Collection[bytes], now_s: float) -> float:
-    """How long the parts of these COMMITs took, which are here."""
+    """In what time the parts of these COMMITs were here, but for the last few that came."""
     assert view.times.opened_s is not None
-    began_s = _late_to_commit(view)
-    if not began_s:
-        return now_s - view.times.opened_s
-    took_s = [
-        view.arrivals.parts_s.get(digest, now_s) - began_s.get(digest, view.times.opened_s)
+    arrivals, from_others = view.arrivals, _from_others(view)
+    took_s = sorted(
+        arrivals.late_s.get(digest, arrivals.parts_s.get(digest, now_s)) - view.times.opened_s
         for digest in digests
-        if digest != view.own.commit
-    ]
-    return max(0.0, max(took_s, default=0.0))
-
-
-def _late_to_commit(view: RoundView) -> dict[bytes, float]:
-    """In open runs, when the last b COMMITs came of those that came after the round had begun.
-
-    The parts of such a COMMIT are timed from its arrival: that it was late itself says nothing
-    about how fast the line of its sender is.
-    """
-    assert view.times.opened_s is not None
-    may_lie = liars(len(view.roles.electorate), view.config.trust)
-    commits = view.ballots.commits
-    if not may_lie:
-        return {}
-    late = [
-        (at_s, sender)
-        for sender, at_s in view.arrivals.commit_s.items()
-        if at_s > view.times.opened_s and sender != view.me and sender in commits
-    ]
-    return {commits[sender][0]: at_s for at_s, sender in sorted(late)[-may_lie:]}
+        if digest != view.own.commit and digest not in from_others
+    )
+    return max(0.0, took_s[max(0, len(took_s) - 1 - view.roles.few)]) if took_s else 0.0
 
 
 def _first_to_sum(view: RoundView) -> list[Slice]:
@@ -424,7 +376,7 @@ def due_times(view: RoundView, deadline: LearnedDeadline) -> list[float]:
         start_s + SECOND_HAVE_AFTER * deadline_s,
         start_s + SECOND_LIST_AFTER * deadline_s,
         start_s + LIST_LAPSES_AFTER * deadline_s,
-        start_s + deadline.cap_s,
+        view.waits.look_s,
         list_late_s(view, deadline_s) if view.lapses.ready_s else inf,
         time_out_s(view, deadline),
     ]

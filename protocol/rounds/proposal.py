@@ -186,6 +186,7 @@ def short_senders(view: RoundView, complete: Collection[PeerId]) -> set[PeerId]:
         return set()
     committed = {sender for sender, _, _ in view.commits() if sender not in view.peers.convicted}
     not_awaited = view.roles.set_back | view.roles.newcomers | view.peers.suspects
+    not_awaited |= view.waits.given_up
     short = committed - set(complete) - not_awaited
     if not short:
         return short
@@ -369,16 +370,22 @@ def is_hopeless(view: RoundView, *, now_s: float, deadline_s: float) -> bool:
 
 
 def holds_all_expected(view: RoundView) -> bool:
-    """Whether every expected member has committed and all its parts of the own slices are here."""
-    if not view.ballots.commits.keys() >= view.awaited:
-        return False
+    """Whether every member that is awaited has committed and all its parts of the own slices are
+    here."""
+    return lacking_senders(view) <= view.waits.given_up
+
+
+def lacking_senders(view: RoundView) -> set[PeerId]:
+    """Of whom the COMMIT or parts of the own slices are missing."""
     gathering = view.gathering()
-    return not any(
-        view.cells.missing_parts(digest, piece)
-        for piece in gathering.first_kept
-        for sender, digest, _ in view.commits()
-        if sender in view.peers.expected and gathering.holds(piece, sender)
-    )
+    lacking = set(view.awaited_at_first.difference(view.ballots.commits))
+    for piece in gathering.first_kept:
+        for sender, digest, _ in view.commits():
+            if sender in lacking or sender not in view.peers.expected:
+                continue
+            if gathering.holds(piece, sender) and view.cells.missing_parts(digest, piece):
+                lacking.add(sender)
+    return lacking
 
 
 def lock_report(view: RoundView) -> NewAttempt:

@@ -36,6 +36,12 @@ def liars(num_voters: int, trust: str) -> int:
     return words_needed(num_voters) - 1 if trust == "open" else 0
 
 
+def few_of(num_members: int, num_voters: int, trust: str) -> int:
+    """So many members may be late without a say in how long the others wait: a quarter, and as
+    many as may lie. Of two each waits for the other."""
+    return max(1, num_members // 4, liars(num_voters, trust)) if num_members > 2 else 0
+
+
 def copies(trust: str) -> int:
     """How many members sum each cell at least."""
     return 2 if trust == "open" else 1

@@ -123,7 +123,7 @@ class RoundConfig:
     `everybody_sums` that every member sums all cells from whole contributions, so that no results
     travel (R8).
     Audits (R10) need the class of the own `device`, and how many vectors beside the weights an
-    inner state has: `moments`, AdamW's two; and how many cells it has behind them, the `tail`.
+    inner state has: `moments`, AdamW's two.
     `rare` says when a simulated node takes a rare branch; `without` are defences that a test
     switches off, to see what an attack does there: "bans", "words" of voters, "slots" that belong
     to one round, "inclusion" of whoever belongs in a LIST. A liar stands by its work without
@@ -138,6 +138,7 @@ class RoundConfig:
     deadline_floor_s: float
     deadline_cap_s: float
     relayed_s: float = 0.0
+    heartbeat_s: float = 1.0
     survive: str = "quorum"
     grace_s: float = 3.0
     wait_seats: int = 0
@@ -148,7 +149,6 @@ class RoundConfig:
     everybody_sums: bool = False
     device: str = ""
     moments: int = MOMENTS
-    tail: int = 1
     without: frozenset[str] = frozenset()
     rare: Rare = field(default=never, compare=False, repr=False)
     derived: Derived | None = field(default=None, compare=False, repr=False)
@@ -180,6 +180,7 @@ class RoundConfig:
             deadline_floor_s=manifest.timing.deadline_floor_s,
             deadline_cap_s=manifest.timing.deadline_cap_s,
             relayed_s=BEATS_TO_RELAY * manifest.timing.heartbeat_s,
+            heartbeat_s=manifest.timing.heartbeat_s,
             survive=manifest.survive,
             grace_s=manifest.timing.suspect_s,
             uses_gram=uses_gram,

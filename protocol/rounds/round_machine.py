@@ -15,13 +15,14 @@ to seal, and the order in which the rules are asked. The rules are in the other 
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Protocol, assert_never
 
 from protocol import events as ev
 from protocol import limits
 from protocol.evidence import Evidence, two_messages_evidence
-from protocol.frames import Bulk
+from protocol.frames import Bulk, Progress
 from protocol.identity import PeerId, Signer
 from protocol.messages import (
     Agg,
@@ -64,7 +65,9 @@ from protocol.rounds.agreement import (
 )
 from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.chain import certify, seal_value
+from protocol.rounds.giving import Ending, Giving, taking_cap_s
 from protocol.rounds.lapses import Courtesy, Idlers, LearnedDeadline, note_lapses
+from protocol.rounds.patience import ROUNDS_BEHIND_MAX, Patience
 from protocol.rounds.reducers import Rates
 from protocol.rounds.restart import Restart, Silence, own_seal, recall_results, refill
 from protocol.rounds.round_view import RoundConfig, RoundSeals, RoundTimes, RoundView
@@ -109,6 +112,8 @@ class RoundMachine:
         self.proofs = Proofs(self.rates)
         self._is_past_end = False
         self.courtesy = Courtesy()
+        self.giving = Giving(taking_cap_s(config), is_open=config.trust == "open")
+        self.patience = Patience(heartbeat_s=config.heartbeat_s, floor_s=config.deadline_floor_s)
         self.idlers = Idlers()
         self._agenda = Agenda(now_s)
         self._restart: Restart | None = None
@@ -198,6 +203,17 @@ class RoundMachine:
         """Whether in the round under way it may have signed what it does not remember (R12)."""
         return self._silence.has_lost(self.view)
 
+    def hear_progress(self, peer: PeerId, progress: tuple[Progress, ...], now_s: float) -> None:
+        """How far a linked member is, by its heartbeat."""
+        under_way = self.standing.under_way
+        if not any(peer in view.member_set for view in under_way):
+            return
+        last = under_way[-1].index
+        first = last - self.config.clock.lag - ROUNDS_BEHIND_MAX
+        for said in progress:
+            if said.shard == self.head.shard and first < said.round <= last:
+                self.patience.told(peer, said, now_s)
+
     def meets(self, *, is_behind: bool, is_meeting: bool) -> None:
         """Whether somebody in reach has a later final seal, or a branch that is not known yet."""
         if (is_behind, is_meeting) != (self.is_behind, self.is_meeting):
@@ -208,12 +224,31 @@ class RoundMachine:
         """The monotonic time at which a Tick is due, if no event comes before."""
         return self._agenda.wakeup_s
 
+    def seats_awaited(self, now_s: float) -> int:
+        """For how many joiners more a founder holds its first COMMIT, or will once it is ready."""
+        view, config = self.standing.base, self.config
+        if not view.is_member or view.own.commit or not waits_for_seats(view, config, now_s):
+            return 0
+        return config.wait_seats - len(view.seats.proven)
+
     def holds_commit(self, view: RoundView, now_s: float) -> bool:
         """Whether the own COMMIT, which is ready, is held for joiners: the first one of a founder
-        that waits for them, or one of a short round (R11)."""
+        that waits for them, one of a short round, or one that would go too far ahead (R11)."""
         if waits_for_seats(view, self.config, now_s):
             return True
-        return self.courtesy.holds(view, self._deadline.seconds(), now_s)
+        deadline_s = self._deadline.seconds()
+        if self.courtesy.holds(view, deadline_s, now_s):
+            return True
+        if view.me in self._left:
+            return False  # It goes, and hands its vote over.
+        return self.giving.holds(view, self._ending(view), deadline_s=deadline_s, now_s=now_s)
+
+    def _ending(self, view: RoundView) -> Ending:
+        """When the run ends, if the round lists what its members usually give."""
+        clock, mine = self.config.clock, view.own.contribution
+        expected = len(view.members) * (mine.tokens if mine is not None else 0)
+        has_tokens = 0 < clock.tokens <= view.seals.head.clock.tokens + expected
+        return Ending(clock.rounds, is_now=has_tokens or self._is_past_end)
 
     def ended_on(self, basis: bytes) -> RoundView | None:
         """A round that is sealed, of which what comes late is still told (R1)."""
@@ -548,6 +583,7 @@ class RoundMachine:
         )
         self._go_on(certificate, self._own_seal, now_s, view)
         self.idlers.saw(view.seals.head.roster, value.roster, value.round)
+        self.patience.sealed(value.roster.members)
         self.view = self.standing.base
         for each in self.standing.under_way:
             each.suspect(self._suspects, self.convicted)
@@ -762,7 +798,8 @@ class RoundMachine:
                 break
             actions += due
         opens_s = self.view.times.started_s + self.config.wait_seats_s
-        others_s = (opens_s, self.courtesy.until_s, self._reach.due_s, *self._due_beside(now_s))
+        holds_s = (self.courtesy.until_s, self.giving.until_s)
+        others_s = (opens_s, *holds_s, self._reach.due_s, *self._due_beside(now_s))
         self._agenda.settle(self.view, self._deadline, others_s=others_s, now_s=now_s)
         if self.is_held:
             self._agenda.disturb()  # The rules were not asked.
@@ -849,6 +886,8 @@ class RoundMachine:
                 self._silence.woke()
             case ev.StatusHeard(peer=peer, round=round_index):
                 self._silence.status(peer, round_index)
+            case ev.StartNow():
+                self.config = replace(self.config, wait_seats=0)
             case ev.EndTimePassed() | ev.Tick() | ev.CellsArrived():
                 self._is_past_end |= isinstance(event, ev.EndTimePassed)
             case _:
@@ -926,6 +965,7 @@ class RoundMachine:
     def _supply_in(self, view: RoundView, now_s: float) -> Iterator[ev.RoundAction]:
         view.start_clock(now_s)  # R2: with a quorum of COMMITs.
         deadline_s = self._deadline.seconds(view.times.time_outs)
+        self.patience.wait(view, now_s=now_s, deadline_s=deadline_s)
         certified = view.ballots.certified_lists()
         note_lists(view, now_s)
         yield from supply.push_parts(view)

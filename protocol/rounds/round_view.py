@@ -28,6 +28,7 @@ from protocol.rounds.reducers import (
     GatheringAll,
     Slice,
     belief_of,
+    few_of,
     one_slice,
     set_back,
 )
@@ -109,6 +110,8 @@ class MemberRoles:
     """Of whom no SEAL was seen yet, in open runs."""
     absentees: frozenset[PeerId]
     """In open runs: whose COMMIT too few had seen, however late, by the last reports (R1)."""
+    few: int
+    """So many members may be late without a say in how long the others wait."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +204,8 @@ class RoundCells:
     """Of whom the cells of a subject from some cell on were asked last."""
     moved_s: dict[tuple[bytes, PeerId], float] = field(default_factory=dict)
     """When bytes of a subject came from a peer."""
+    moves: int = 0
+    """How often bytes came since the last cell that was new."""
     requested: set[Request] = field(default_factory=set)
     pushed_among: frozenset[PeerId] | None = None
     """Who was expected when the own parts were pushed last."""
@@ -310,6 +315,28 @@ class RoundLapses:
     """When substitutes were called in each attempt, to hold what too few said that they hold."""
 
 
+@dataclass(slots=True)
+class RoundWaits:
+    """For whom the round waits beyond its deadline. `Patience` writes it."""
+
+    is_held: bool = False
+    """Whether the clock of the attempt stands still, for members that it needs move on."""
+    held_for: frozenset[tuple[PeerId, bool]] = frozenset()
+    """These members, and whether each had committed."""
+    moved_s: float = -math.inf
+    """When the last of them moved, or came to what the round needed: it goes on from there."""
+    given_up: frozenset[PeerId] = frozenset()
+    """Who is late, and has spent what others wait for it."""
+    done_s: dict[int, float] = field(default_factory=dict)
+    """Since when only few are late, by what is waited for."""
+    late: frozenset[PeerId] = frozenset()
+    """Who was late at the last look."""
+    charged_s: float = -math.inf
+    """Until when waiting is charged to those for whom it is."""
+    look_s: float = math.inf
+    """When any of this may change though nothing is heard."""
+
+
 # Round view ---------------------------------------------------------------------------------------
 
 
@@ -344,6 +371,7 @@ class RoundView:
     outcome: RoundOutcome = field(default_factory=RoundOutcome)
     seats: SeatProofs = field(default_factory=SeatProofs)
     lapses: RoundLapses = field(default_factory=RoundLapses)
+    waits: RoundWaits = field(default_factory=RoundWaits)
     early: Early = field(default_factory=Early)
     """Messages of the next round."""
     unlisted: Unlisted = field(default_factory=Unlisted)
@@ -364,12 +392,14 @@ class RoundView:
         self.members, self.member_set = roster.members, roster.member_set
         is_open = config.trust == "open"
         belief = belief_of(roster, config.trust, without=config.without)
+        electorate = rosters.voters(roster)
         self.roles = MemberRoles(
-            electorate=rosters.voters(roster),
+            electorate=electorate,
             belief=belief,
             set_back=set_back(roster),
             newcomers=frozenset(s.peer for s in roster.seats if is_open and s.proved < 0),
             absentees=frozenset(s.peer for s in roster.seats if is_open and s.absent),
+            few=few_of(len(self.members), len(electorate), config.trust),
         )
         self.suspect(frozenset())
         self.ballots = Ballots(self.basis, seals.head.shard, self.index, roster, config.trust)
@@ -480,7 +510,13 @@ class RoundView:
 
     @property
     def awaited(self) -> frozenset[PeerId]:
-        """Whose COMMIT and parts the round waits for.
+        """Whose COMMIT and parts the round waits for still."""
+        given_up = self.waits.given_up
+        return self.awaited_at_first - given_up if given_up else self.awaited_at_first
+
+    @property
+    def awaited_at_first(self) -> frozenset[PeerId]:
+        """Those for whom it waits at first, before patience with any of them is spent.
 
         An open run does not wait for newcomers, nor for absentees, before they commit: anybody can
         prove a seat for a key that then does nothing, and everything else can be said without a
@@ -547,10 +583,13 @@ class RoundView:
 
     @property
     def attempt_start_s(self) -> float:
-        """The moment from which the deadlines of the attempt are counted."""
+        """The moment from which the deadlines of the attempt are counted; infinite while its clock
+        stands still."""
+        if self.waits.is_held:
+            return math.inf
         if self.attempt == 0 and self.times.opened_s is not None:
-            return self.times.opened_s
-        return self.times.entered_s
+            return max(self.times.opened_s, self.waits.moved_s)
+        return max(self.times.entered_s, self.waits.moved_s)
 
     def commits(self) -> Iterator[tuple[PeerId, bytes, Commit]]:
         """Sender, digest and body of every COMMIT, ascending by sender."""
@@ -678,6 +717,7 @@ class RoundView:
         """Bytes of a COMMIT's parts or a LIST's results are arriving from a peer, or announced."""
         if source in self.member_set and self.is_about(subject):
             self.cells.moved_s[subject, source] = now_s
+            self.cells.moves += 1
 
     def ask_due_s(self, subject: bytes, first: int, retry_s: float) -> float:
         """When cells may be asked for that were asked for before.
@@ -727,6 +767,7 @@ class RoundView:
         held.update(cells)
         if is_new:
             self.times.progress_s = now_s
+            self.cells.moves = 0
             if bulk is Bulk.PART:
                 self.arrivals.parts_s[subject] = now_s
         return is_new

@@ -16,6 +16,7 @@ import tracemalloc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -24,11 +25,12 @@ from rich.console import Console
 from rich.table import Table
 
 from node.processes.children import child_environment
+from node.processes.machine import Wants, check_machine, read_machine
 from protocol.errors import StateError
 from protocol.limits import CELL_ELEMENTS_MAX, MIB
 from sim.local.options import ELEMENTS_MAX, ELEMENTS_MIN
 from sim.processes.sitting import check_range
-from sim.processes.usage import check_memory
+from sim.processes.usage import ADVICE
 from training.aggregation import AGGREGATORS
 from training.compression import CODECS, Codec, bits_per_element, in_grade
 from training.kernels import arithmetic
@@ -56,7 +58,8 @@ def check_size(peers: int, elements: int) -> None:
     """Raises ConfigError for what cannot be measured, also for want of memory."""
     check_range("--peers", peers, 1, PEERS_MAX)
     check_range("--elements", elements, 1, RULE_ELEMENTS_MAX)
-    check_memory(_INPUTS * 4 * peers * elements)
+    wants = Wants(memory_bytes=_INPUTS * 4 * peers * elements, disk_bytes=0)
+    check_machine(wants, read_machine(Path()), advice=ADVICE.format("--peers or --elements"))
 
 
 def made_up_updates(peers: int, elements: int, seed: int) -> Vector:

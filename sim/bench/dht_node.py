@@ -25,9 +25,9 @@ from dht.transport.libp2p_transport import TransportConfig, open_transport
 from node.peers.dialling import pause_s
 from node.peers.links import SEARCH_FIRST_S
 from node.peers.listening import full_addresses
-from node.processes.heap import keep_freed_memory
 from node.state.config import parse_peer_address
 from protocol.identity import Ed25519Signer
+from training.numeric.heap import keep_freed_memory
 
 TTL_S = 3600.0
 VALUE_BYTES = 64

@@ -70,14 +70,15 @@ def overlap_result(alone_s: Sequence[float], rounds: Sequence[MethodChosen]) -> 
     steps = sum(one.last_steps or 0 for one in rounds)
     training_s = sum(one.training_s or 0.0 for one in rounds)
     waiting_s = sum(one.waiting_s or 0.0 for one in rounds)
+    total_s = training_s + waiting_s + sum(one.beside_s or 0.0 for one in rounds)
     flight_s = sum(one.flight_s or 0.0 for one in rounds)
     if not flight_s:
         raise StateError("no contribution came back in the measured rounds")
     return OverlapResult(
         step_s_alone=statistics.mean(alone_s),
-        step_s_syncing=(training_s + waiting_s) / steps,
+        step_s_syncing=total_s / steps,
         hidden_fraction=sum(one.hidden_s or 0.0 for one in rounds) / flight_s,
-        computing=training_s / (training_s + waiting_s),
+        computing=training_s / total_s,
         exchange_s=flight_s / len(rounds),
         waiting_s=waiting_s / len(rounds),
         rounds=len(rounds),

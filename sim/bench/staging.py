@@ -9,6 +9,7 @@ from pathlib import Path
 
 import trio
 
+from node.processes.machine import check_machine, read_machine
 from node.reporting.tracing import Record, parse_trace_line
 from node.settings.run_file import topology_for
 from node.state.config import SECURITIES
@@ -37,14 +38,14 @@ from sim.processes.sitting import (
     clock,
     rounded,
 )
-from sim.processes.usage import check_needs, needs
+from sim.processes.usage import ADVICE, needs
 from training.aggregation import AGGREGATORS
 from training.compression import CODECS
 
 TRAINER = "sim.bench.trainer"
 PROFILED_NODE_COMMAND = (sys.executable, "-P", "-m", "sim.bench.sampling")
 
-WAIT_SEATS_S = 120.0
+START_WITHIN_S = 120.0
 """Four nodes with 10^8 elements have four rounds behind them after 75 s on two cores. Of a founder
 that goes on before the others have seats, they would run after the head."""
 
@@ -88,7 +89,7 @@ class BenchOptions:
             seed=seed,
             train_s=self.train_s,
             security=self.security,
-            wait_seats_s=WAIT_SEATS_S,
+            start_within_s=START_WITHIN_S,
             trainer_module=TRAINER,
             trainer_words=words,
             node_command=PROFILED_NODE_COMMAND if self.is_profiled else NODE_COMMAND,
@@ -98,7 +99,8 @@ class BenchOptions:
 def prepare(options: BenchOptions) -> None:
     """Make the folder and look whether this machine is large enough. Raises ConfigError."""
     claim_folder(options.folder)
-    check_needs(needs(options.peers, options.elements), options.folder)
+    wants, machine = needs(options.peers, options.elements), read_machine(options.folder)
+    check_machine(wants, machine, advice=ADVICE.format("--peers or --elements"))
 
 
 # The run's manifest -------------------------------------------------------------------------------

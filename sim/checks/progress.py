@@ -142,7 +142,7 @@ class ProgressCheck:
         return (
             seal_within_s(
                 self._world.manifest,
-                train_s=slowest_s + napping_s + waits_s,
+                train_s=slowest_s + napping_s + waits_s + self._bytes_s(nodes[0]),
                 deadline_s=max(machine._deadline.seconds() for machine in machines),
                 time_outs=max(machine.view.times.time_outs for machine in machines),
             )
@@ -157,6 +157,13 @@ class ProgressCheck:
             if one is not other
         )
         return max((link.latency_s[1] for link in links), default=0.0)
+
+    def _bytes_s(self, node: SimNode) -> float:
+        """How long a whole contribution and a whole result take on the slowest line."""
+        store = node.store
+        cells = range(store.layout.num_cells(0))
+        num_bytes = sum(store.part_bytes(cell) + store.result_bytes(cell) for cell in cells)
+        return num_bytes / self._world.network.least_bytes_per_s
 
     # Who can work -------------------------------------------------------------------------------
 

@@ -144,8 +144,11 @@ class LineDisplay(Display):
         return sorted(found, key=lambda one: (one[0], isinstance(one[1], str)))
 
     def _awaits_loss(self, scene: Scene, sealed: ShownRound) -> bool:
-        is_newest = sealed is scene.view.last_sealed
-        return is_newest and scene.measured is None and sealed.round not in scene.view.losses
+        newest = scene.view.last_sealed
+        assert newest is not None
+        # Nodes measure it while they wait for the next seal, and tell it behind that.
+        may_come = sealed.round > newest.round - 2
+        return may_come and scene.measured is None and sealed.round not in scene.view.losses
 
     def _tell(self, scene: Scene, at_s: float, told: ShownRound | str) -> None:
         if isinstance(told, ShownRound):

@@ -47,7 +47,7 @@ from sim.processes.sitting import (
 VALIDATIONS = 40
 """Points of a node's curve: each costs the time of some three inner steps."""
 
-WAIT_SEATS_S = 60.0
+START_WITHIN_S = 60.0
 """How long the founder waits for the others. Where cores are free they are there in seconds."""
 
 
@@ -85,9 +85,11 @@ class Stage:
         line += ["--threads", str(trainer_threads(options.peers + 1))]
         # Five small models share a GPU badly, and in bf16 the tuned numbers are others.
         line += ["--device", "cpu"]
+        # A curve is what people watch it for: all of the time that is left over may go into it.
         line += ["--validate-every", str(max(1, options.rounds // VALIDATIONS)), "--events"]
+        line += ["--validation-share", "1"]
         if bootstrap is None:
-            line += ["--wait-seats", str(options.peers - 1), "--wait-seats-s", str(WAIT_SEATS_S)]
+            line += ["--start-with", str(options.peers), "--start-within-s", str(START_WITHIN_S)]
         else:
             line += ["--bootstrap", bootstrap]
         for switch in options.switches_for(is_late=node.role == "latecomer"):

@@ -170,7 +170,9 @@ class SwarmView:
             case events.RoundSealed():
                 self._seal(node, event, now_s)
             case events.Validated():
-                node.validations[event.round] = event.loss
+                # What is over fewer windows is no point of the same curve.
+                if event.is_whole:
+                    node.validations[event.round] = event.loss
             case events.StateFetched():
                 node.synced_round = event.round
                 if node.role == "latecomer":
@@ -189,7 +191,7 @@ class SwarmView:
                 self._blame(node, event, now_s)
             case events.Failed():
                 node.error = f"{event.kind}: {event.message}"
-            case events.MethodChosen():
+            case events.MethodChosen() | events.RoundTimed():
                 pass  # The demo's rounds all have the manifest's steps.
             case events.PeerConvicted() | events.PeerBanned():
                 pass  # Its nodes are friends; what one finds of another is told as a fault.

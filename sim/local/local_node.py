@@ -108,7 +108,8 @@ class LocalNode:
             line += ["--join", self.bootstrap[0], "--observer"]
         else:
             line += ["--manifest", str(manifest)]
-        line += ["--trace", str(self.trace), "--events", "--validate-every", "0", "--device", "cpu"]
+        line += ["--trace", str(self.trace), "--events", "--device", "cpu"]
+        line += ["--validate-every", "1" if options.validates else "0"]
         line += ["--threads", str(trainer_threads(options.peers)), "--security", options.security]
         if self.port is None:
             line += ["--listen", f"/ip4/{HOST}/tcp/0"]
@@ -118,8 +119,8 @@ class LocalNode:
         for address in self.bootstrap:
             line += ["--bootstrap", address]
         if not self.bootstrap:
-            line += ["--wait-seats", str(options.peers - 1)]
-            line += ["--wait-seats-s", str(options.wait_seats_s)]
+            line += ["--start-with", str(options.peers)]
+            line += ["--start-within-s", str(options.start_within_s)]
         if options.trainer == "made-up":
             words = [sys.executable, "-P", "-m", options.trainer_module]
             words += ["--seed", str(options.seed), "--name", self.name]

@@ -24,7 +24,7 @@ from blake3 import blake3
 from protocol.errors import BarnraiseError, ConfigError
 from protocol.leases import Lease
 from protocol.manifest import RunManifest
-from protocol.segments import MOMENTS, SegmentPlace, SegmentState, luck_of
+from protocol.segments import MOMENTS, SegmentPlace, SegmentState, luck_of, nothing_left
 from training.audits.traces import TRACES_FOLDER, TraceFolder, run_audit
 from training.channel.child_process import (
     exit_now,
@@ -43,14 +43,16 @@ from training.channel.trainer_end import (
 )
 from training.compression import Encoded, ErrorFeedback, make_codec
 from training.files.durable import replace_durably
-from training.numeric.arithmetic import Vector
+from training.loop.stopwatch import Stopwatch
+from training.numeric.arithmetic import Vector, joined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptTransaction:
     """The transaction of one round, as it lies on the disk. Roots and payload follow from it.
 
-    `before` are the residuals of all fragments, `after_N` that of its own behind the round.
+    `before` are the residuals of all fragments, `after_N` that of its own behind the round. `left`
+    are the roots of SegmentState before and behind it, in a run with audits.
     `pending` are the rounds before it that had no outcome yet, with theirs. `begun_N` is what the
     round began from, where that is not the newest anchor. `basis` is the RunClock's.
     """
@@ -62,6 +64,7 @@ class KeptTransaction:
     pending: tuple[tuple[int, Vector | None], ...] = ()
     begun_N: Vector | None = None
     basis: bytes = b""
+    left: tuple[tuple[bytes, ...], tuple[bytes, ...]] = ((), ())
 
 
 def anchor_digest(anchor_N: Vector) -> bytes:
@@ -76,14 +79,15 @@ def packed(kept: KeptTransaction) -> bytes:
         None if x_N is None else x_N.astype("<f4", copy=False).tobytes()
         for x_N in (*afters, *kept.before, kept.after_N, kept.begun_N)
     ]
-    body: bytes = msgpack.packb([kept.round, kept.anchor, kept.basis, rounds, *vectors])
+    told = [kept.round, kept.anchor, kept.basis, kept.left, rounds]
+    body: bytes = msgpack.packb([*told, *vectors])
     return body
 
 
 def kept_at(path: Path) -> KeptTransaction | None:
     """What was kept, whole as `replace_durably` leaves it; None if nothing was."""
     try:
-        round_index, anchor, basis, rounds, *vectors = msgpack.unpackb(
+        round_index, anchor, basis, left, rounds, *vectors = msgpack.unpackb(
             path.read_bytes(), max_bin_len=2**31 - 1
         )
     except FileNotFoundError:
@@ -100,6 +104,7 @@ def kept_at(path: Path) -> KeptTransaction | None:
         pending=tuple(zip(rounds, afters, strict=True)),
         begun_N=begun_N,
         basis=basis,
+        left=(tuple(left[0]), tuple(left[1])),
     )
 
 
@@ -215,7 +220,11 @@ class MadeUpTrainer:
         """With a delay: the version that the round in hand began from (R5)."""
         self._open: dict[int, _Open] = {}
         """By round, oldest first."""
+        self._watch = Stopwatch()
+        """It sleeps, and the sleep stands for its steps."""
         self._traces: TraceFolder | None = None
+        self._left = self._leaves = nothing_left(self._layout)
+        """Of SegmentState, as the round in hand begins and behind it."""
         self._segments = MadeUpSegments(manifest)
         if manifest.audits.rate:
             if kept is None:
@@ -238,6 +247,7 @@ class MadeUpTrainer:
             )
         )
         start = exchange.opening()
+        self._watch.take()
         self._validate_if_asked()
         self._take_up(start)
         clock, lease = start.clock, start.lease
@@ -247,7 +257,8 @@ class MadeUpTrainer:
             time.sleep(_LOOK_S)
         while lease:
             time.sleep(pace_s(self._round_s, f"{self._name}/pace/{clock.round}"))
-            self._hand_over(clock, lease)
+            with self._watch.within("encode"):
+                self._hand_over(clock, lease)
             clock, lease = self._go_on(clock.round)
             self._validate_if_asked()
 
@@ -256,7 +267,8 @@ class MadeUpTrainer:
         if self._manifest.outer.overlap == 1:
             outcome = self._settle(contributed)
             return outcome.clock, outcome.lease
-        turn = self._exchange.proceed()
+        with self._watch.within("wait"):
+            turn = self._exchange.proceed()
         if self._is_delayed:
             # What is in flight is about the same fragment: its outcome is asked for when the next
             # round is handed over.
@@ -268,7 +280,8 @@ class MadeUpTrainer:
 
     def _audited(self, frame: Audit | Reopen) -> bytes:
         assert self._traces is not None
-        return run_audit(self._manifest, frame, self._traces, self._segments)
+        with self._watch.within("audit"):
+            return run_audit(self._manifest, frame, self._traces, self._segments)
 
     def _encoded(
         self, clock: RunClock, lease: Lease, feedback: ErrorFeedback, anchor_N: Vector
@@ -278,16 +291,18 @@ class MadeUpTrainer:
             encode, exchange = self._encode, self._exchange
             return encode(feedback, anchor_N, self._name, clock.round, exchange), None
         begins = SegmentPlace(round=clock.round, step=clock.step, segment=0, lease=lease)
-        writer = self._traces.writer(begins)
-        zeros_N = np.zeros_like(anchor_N)
-        state = SegmentState(anchor_N, (zeros_N,) * MOMENTS, 0)
+        whole_N = joined(self._exchange.anchors)
+        writer = self._traces.writer(begins, whole_N)
+        zeros_N = np.zeros_like(whole_N)
+        state = SegmentState(whole_N, (zeros_N,) * MOMENTS, 0, self._left)
         writer.add(state)
         for segment in range(self._manifest.audits.segments):
-            place = SegmentPlace(round=clock.round, step=clock.step, segment=segment, lease=lease)
-            state = self._segments.run(state, place)
+            state = self._segments.run(state, replace(begins, segment=segment))
             writer.add(state)
-        traced = writer.close(state, feedback.residual_N)
-        return feedback.encode(anchor_N - state.weights_N), traced
+        traced = writer.close(feedback.residual_N)
+        self._leaves = writer.left
+        span = self._layout.fragment_span(self._fragment(clock.round))
+        return feedback.encode(anchor_N - state.weights_N[span]), traced
 
     def _hand_over(self, clock: RunClock, lease: Lease) -> None:
         fragment = self._layout.fragment_of(clock.round)
@@ -313,9 +328,11 @@ class MadeUpTrainer:
                 ),
                 begun_N=begun_N,
                 basis=clock.basis,
+                left=(self._left, self._leaves),
             )
-            self._kept.parent.mkdir(parents=True, exist_ok=True)
-            replace_durably(self._kept, [packed(kept)])
+            with self._watch.within("save"):
+                self._kept.parent.mkdir(parents=True, exist_ok=True)
+                replace_durably(self._kept, [packed(kept)])
         inner = self._manifest.inner
         samples = inner.inner_steps * inner.batch
         context = self._manifest.model.setting("context")
@@ -334,17 +351,22 @@ class MadeUpTrainer:
         if self._is_delayed:
             self._begun_N = anchor_N
         self._before_handing(clock.round)
-        self._open[clock.round] = _Open(self._exchange.begin(fragment, contribution))
+        timed = replace(contribution, times=self._watch.take())
+        self._open[clock.round] = _Open(self._exchange.begin(fragment, timed))
 
     def _settle(self, contributed: int) -> Outcome:
         one = self._open.pop(contributed)
-        outcome, feedback = one.ticket.result(), self._feedback[self._fragment(contributed)]
+        feedback = self._feedback[self._fragment(contributed)]
+        with self._watch.within("wait"):
+            outcome = one.ticket.result()
         if outcome.is_resync:
             self._restore([None] * len(self._feedback))
+            self._left = nothing_left(self._layout)
             for later in self._open.values():
                 later.is_void = True
         elif outcome.listed and not one.is_void:
             feedback.commit()
+            self._left = self._leaves
         elif not one.is_void:
             feedback.abort()
         return outcome
@@ -371,6 +393,7 @@ class MadeUpTrainer:
             is_same = is_over = False  # Of a branch that was left (R4).
         if is_over or (is_ahead and is_same):
             self._restore(kept.before)
+            self._left = kept.left[kept.round in start.listed and not is_ahead]
             if kept.round == start.clock.round:
                 self._begun_N = kept.begun_N
             for index, after_N in (*kept.pending, (kept.round, kept.after_N)):
@@ -386,7 +409,7 @@ class MadeUpTrainer:
         asked = self._exchange.take_validation()
         if asked is not None:
             loss = _distance(self._exchange.anchors[0])
-            self._exchange.send(Validation(round=asked, loss=loss))
+            self._exchange.send(Validation(round=asked, loss=loss, windows=1, of_windows=1))
 
 
 def _distance(anchor_N: Vector) -> float:

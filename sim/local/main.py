@@ -60,6 +60,14 @@ class Patience:
     settle_s: float = 60.0
     """After the last fault is undone, until every node is at the newest seal."""
 
+    def on_line(self, exchange_s: float) -> "Patience":
+        """The same where an exchange takes the line as long as that."""
+        return Patience(
+            start_s=self.start_s + exchange_s,
+            stuck_s=self.stuck_s + exchange_s,
+            settle_s=self.settle_s + exchange_s,
+        )
+
 
 class Director:
     """One run from the first process to the last. `play` it once; the story tells the rest."""
@@ -74,7 +82,7 @@ class Director:
         """`now_s` are seconds since the command was given."""
         self.story = story
         self.options = options
-        self._patience = patience
+        self._patience = patience.on_line(options.exchange_s)
         self._now_s = now_s
         self._calm = trio.Event()
         """Set when faults are to be undone, and no more are dealt."""

@@ -72,7 +72,7 @@ class LocalOptions:
     train_s: float = 0.5
     """Seconds of made-up training per round."""
 
-    wait_seats_s: float = 12.0
+    start_within_s: float = 12.0
     """So long the founder waits for the seats of the others with its first round."""
 
     security: str = "tls"
@@ -95,6 +95,9 @@ class LocalOptions:
 
     lag: int | None = None
     """Rounds in flight, L of R1; None are the preset's."""
+
+    validates: bool = False
+    """Whether nodes measure the loss on held-out text in turn, as they do by default."""
 
     steps: int | None = None
     """Inner steps of a round of real training; None are the preset's, or the demo's."""
@@ -150,6 +153,13 @@ class LocalOptions:
                 raise ConfigError(f"--chaos {kind}: only Linux tells whose a connection is")
             if kind in NEEDS_SIGNALS:
                 check_signal(f"--chaos {kind}", "SIGSTOP")
+
+    @property
+    def exchange_s(self) -> float:
+        """What the line of a node takes at most for what a round moves: two bytes of a part and two
+        of a result per parameter, to each of the others."""
+        rate = self.shape.bits_per_s if self.shape is not None else None
+        return 0.0 if rate is None else 8 * 4 * self.elements * (self.peers - 1) / rate
 
     @property
     def needs_shaper(self) -> bool:
@@ -243,7 +253,7 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
     steps = options.steps or (preset.inner_steps if preset else base.inner.inner_steps)
     audits = base.audits
     if options.audits:
-        _check_audited(manifest.outer, fragments, steps if options.trainer == "real" else SEGMENTS)
+        _check_audited(manifest.outer, steps if options.trainer == "real" else SEGMENTS)
         audits = AuditSpec(rate=options.audits, segments=SEGMENTS)
     if options.trainer == "real":
         shard = shard_spec(manifest.model, fragments=fragments)
@@ -263,12 +273,12 @@ def local_manifest(options: LocalOptions, founder: PeerId) -> RunManifest:
     )
 
 
-def _check_audited(outer: OuterSpec, fragments: int, steps: int) -> None:
+def _check_audited(outer: OuterSpec, steps: int) -> None:
     """Raises ConfigError for what a run with audits cannot be."""
-    if fragments > 1 or outer.overlap > 1:
+    if outer.overlap > 1:
         raise ConfigError(
-            f"--audits: are for runs of one fragment with one round in flight, not {fragments} and"
-            f" {outer.overlap}; --audits 0 goes without"
+            f"--audits: are for runs with one round in flight, not {outer.overlap}; --audits 0 goes"
+            " without"
         )
     if steps < SEGMENTS:
         raise ConfigError(

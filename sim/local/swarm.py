@@ -205,6 +205,9 @@ class Story:
     tell: Callable[[float, str], None]
     """Takes a line about what happened, and when."""
 
+    also: Callable[[LocalNode, Event, float], None] = lambda node, event, now_s: None
+    """Takes each event of a node, and when it came."""
+
     nodes: dict[str, LocalNode] = field(default_factory=dict)
     seals: list[tuple[float, int]] = field(default_factory=list)
     """When a round was sealed first, by anybody, and which."""
@@ -265,6 +268,7 @@ class Story:
 
     def heard(self, node: LocalNode, event: Event, now_s: float) -> None:
         """Take an event of a node in."""
+        self.also(node, event, now_s)
         match event:
             case events.Listening():
                 node.peer = event.peer

@@ -128,8 +128,8 @@ def _train(manifest: RunManifest, dataset: Dataset, options: argparse.Namespace)
     )
     from training.evaluation.yardstick import held_out, model_of
     from training.loop.diloco import DiLoCo
+    from training.loop.idle_validation import VALIDATION_WINDOWS
     from training.loop.replicas import MemorySession, Weights
-    from training.loop.trainer_loop import VALIDATION_WINDOWS
     from training.models.building import build_model, read_fragment, tokens_per_sample
 
     peers, model_file = options.peers, options.model_file

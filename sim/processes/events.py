@@ -46,9 +46,27 @@ class MethodChosen(Event, said_as="method"):
     steps_max: int
     last_steps: int | None = None
     training_s: float | None = None
+    beside_s: float | None = None
     waiting_s: float | None = None
     flight_s: float | None = None
     hidden_s: float | None = None
+
+
+class RoundTimed(Event, said_as="times"):
+    """Where the time of the trainer went up to its contribution to that round, from the one before;
+    the fields are those of `node.status.records.PhaseTimes`."""
+
+    round: int
+    steps: int
+    round_s: float
+    train_s: float
+    validate_s: float
+    encode_s: float
+    save_s: float
+    audit_s: float
+    wait_s: float
+    exchange_s: float
+    seal_s: float
 
 
 class LinkOpened(Event, said_as="linked"):
@@ -99,10 +117,18 @@ class RoundSealed(Event, said_as="sealed"):
 
 
 class Validated(Event, said_as="validation"):
-    """Validation loss, nats per byte, of the anchor that `round` made; 0 is genesis."""
+    """Validation loss, nats per byte, of the anchor that `round` made; 0 is genesis. It is over
+    `windows` of the `of_windows` windows that there are for it."""
 
     round: int
     loss: float
+    windows: int | None = None
+    of_windows: int | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is over all of them."""
+        return self.windows == self.of_windows
 
 
 class StateFetched(Event, said_as="synced"):

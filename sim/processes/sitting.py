@@ -10,12 +10,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import trio
 from rich.console import Console
 
 from node.processes.interrupts import EXIT_BY_SIGNAL, handling
 from protocol.errors import BarnraiseError, ConfigError
+
+if TYPE_CHECKING:
+    # libp2p brings stubs of trio that hide trio's own types; they know it by this name.
+    from trio_typing import TaskStatus
 
 _ROOT = Path(__file__).parent.parent.parent
 
@@ -73,8 +78,11 @@ def run_until_signal(play: Callable[[], Awaitable[None]]) -> None:
     received: list[int] = []
     failure: BarnraiseError | None = None
 
-    async def watch(scope: trio.CancelScope) -> None:
+    async def watch(
+        scope: trio.CancelScope, task_status: "TaskStatus[None]" = trio.TASK_STATUS_IGNORED
+    ) -> None:
         with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            task_status.started()
             async for number in signals:
                 received.append(number)
                 scope.cancel()
@@ -82,7 +90,8 @@ def run_until_signal(play: Callable[[], Awaitable[None]]) -> None:
     async def main() -> None:
         nonlocal failure
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(watch, nursery.cancel_scope)
+            # Before it plays: a signal that comes while it makes folders is to end it as well.
+            await nursery.start(watch, nursery.cancel_scope)
             try:
                 await play()
             except BarnraiseError as error:

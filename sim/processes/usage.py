@@ -7,13 +7,12 @@ on top of what a process takes by itself.
 
 import mmap
 import os
-import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from protocol.errors import ConfigError
+from node.processes.machine import Wants
 from protocol.limits import MIB
 
 _PROC = Path("/proc")
@@ -44,6 +43,25 @@ def memory_bytes(pids: Iterable[int]) -> int:
     return total
 
 
+def written_bytes(pids: Iterable[int]) -> int:
+    """Bytes that these processes had written to a disk, mapped files among them; those that are
+    gone have none. What was removed before it came to the disk counts as well."""
+    total = 0
+    for pid in pids:
+        with suppress(OSError):
+            total += bytes_to_disk((_PROC / str(pid) / "io").read_text())
+    return total
+
+
+def bytes_to_disk(text: str) -> int:
+    """What a text like /proc/PID/io says was written; 0 if it says nothing."""
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        if name == "write_bytes" and rest.strip().isdigit():
+            return int(rest)
+    return 0
+
+
 def resident_bytes(pids: Iterable[int]) -> int:
     """Memory of these processes, what they share counted for each; no walk through their pages."""
     total = 0
@@ -55,11 +73,51 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 def proportional_bytes(rollup: str) -> int:
     """The proportional set size in a text like /proc/PID/smaps_rollup; 0 if it has none."""
-    for line in rollup.splitlines():
+    return kib_named(rollup, "Pss")
+
+
+def kib_named(text: str, wanted: str) -> int:
+    """Bytes of a line like `Pss: 5 kB` of a text of the system's; 0 if it has none."""
+    for line in text.splitlines():
         name, _, rest = line.partition(":")
-        if name == "Pss":
+        if name == wanted:
             return 1024 * int(rest.split()[0])
     return 0
+
+
+@dataclass(slots=True)
+class PeakMemory:
+    """The most memory that one process takes, its share of what others have as well.
+
+    The system keeps the highest mark of all that a process had, shared or not, and tells its share
+    only of the moment: what others share is taken from the look at which it had most.
+    """
+
+    proportional: int = 0
+    shared: int = 0
+    """Of the same look: what is others' share."""
+
+    high: int = 0
+
+    def look(self, pid: int) -> None:
+        """Ask the system; a process that is gone changes nothing."""
+        with suppress(OSError, ValueError, IndexError):
+            rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
+            status = (_PROC / str(pid) / "status").read_text()
+            self.take(
+                kib_named(rollup, "Rss"), kib_named(rollup, "Pss"), kib_named(status, "VmHWM")
+            )
+
+    def take(self, resident: int, proportional: int, high: int) -> None:
+        """What a look found, in bytes."""
+        if proportional > self.proportional:
+            self.proportional, self.shared = proportional, resident - proportional
+        self.high = max(self.high, high)
+
+    @property
+    def num_bytes(self) -> int:
+        """The most so far."""
+        return max(self.proportional, self.high - self.shared)
 
 
 MEMORY_BYTES_PER_ELEMENT = 40.0
@@ -70,64 +128,14 @@ MEMORY_BYTES_PER_PEER = 140 * MIB
 DISK_BYTES_PER_ELEMENT = 40.0
 """The mapped file 8, three checkpoints and one being written 16, results of four rounds 16."""
 
-_MEMORY_FILE = Path("/proc/meminfo")
 
-
-@dataclass(frozen=True, slots=True)
-class Needs:
-    """Bytes of memory and of disk."""
-
-    memory: int
-    disk: int
-
-
-def needs(peers: int, elements: int) -> Needs:
+def needs(peers: int, elements: int) -> Wants:
     """What so many nodes take, with their trainers and the check at the end."""
-    return Needs(
-        memory=int(peers * (MEMORY_BYTES_PER_ELEMENT * elements + MEMORY_BYTES_PER_PEER)),
-        disk=int(peers * DISK_BYTES_PER_ELEMENT * elements),
+    return Wants(
+        memory_bytes=int(peers * (MEMORY_BYTES_PER_ELEMENT * elements + MEMORY_BYTES_PER_PEER)),
+        disk_bytes=int(peers * DISK_BYTES_PER_ELEMENT * elements),
     )
 
 
-def check_needs(wanted: Needs, folder: Path) -> None:
-    """Raises ConfigError where this machine has less than that, saying how much is wanted."""
-    free = shutil.disk_usage(folder).free
-    if free < wanted.disk:
-        raise ConfigError(
-            f"this needs {_gib(wanted.disk)} of disk and {folder} has {_gib(free)} free: "
-            "name a folder on another disk with --out, or take fewer --peers or --elements"
-        )
-    check_memory(wanted.memory)
-
-
-def check_memory(num_bytes: int) -> None:
-    """Raises ConfigError where this machine has less memory free, saying how much is wanted."""
-    available = _available_bytes()
-    if available is not None and available < num_bytes:
-        raise ConfigError(
-            f"this needs {_gib(num_bytes)} of memory and {_gib(available)} are free: "
-            "close other programs, or take fewer --peers or --elements"
-        )
-
-
-def _available_bytes() -> int | None:
-    """Memory that can be had without swapping; None where the system does not say."""
-    try:
-        text = _MEMORY_FILE.read_text()
-    except OSError:
-        return None
-    return memory_available(text)
-
-
-def memory_available(text: str) -> int | None:
-    """The bytes that a text like /proc/meminfo calls available."""
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        words = rest.split()
-        if name == "MemAvailable" and words and words[0].isdigit():
-            return 1024 * int(words[0])
-    return None
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / 2**30:.1f} GiB"
+ADVICE = "close other programs, name a folder on another disk with --out, or take fewer {}"
+"""What to do about it; where a bench says what to take fewer of."""

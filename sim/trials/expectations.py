@@ -8,7 +8,7 @@ from statistics import median
 from node.reporting.tracing import Adopted, Advanced, Confirmed, Record, Signed
 from protocol.identity import PeerId
 from sim.trials.chaos import WorldChaos
-from sim.trials.scenario import Scenario
+from sim.trials.scenario import SHARES_FROM, Scenario
 from sim.world.world import World
 
 SETTLE_ROUNDS = 3
@@ -51,6 +51,12 @@ def expected(scenario: Scenario) -> dict[str, str]:
         )
     if expect.confirms:
         asked["confirms"] = "provisional rounds become final when it is over"
+    if expect.listed_share:
+        asked["listed_share"] = (
+            f"every node is listed in {expect.listed_share:.0%} of the rounds from {SHARES_FROM} on"
+        )
+    if expect.computing_share:
+        asked["computing_share"] = f"trainers train {expect.computing_share:.0%} of the time"
     if expect.sealed_share:
         asked["sealed_share"] = f"at least {expect.sealed_share:.0%} of the rounds list somebody"
     return asked
@@ -81,6 +87,10 @@ class FinalRounds:
         self._listed: dict[PeerId, int] = {}
         self._listed_in: set[tuple[PeerId, bytes]] = set()
         """Provisional seals that list their node."""
+        self._times_listed: dict[PeerId, int] = {}
+        """In how many rounds from `SHARES_FROM` on each node knows that it was listed."""
+        self._since_s = 0.0
+        """When these began."""
         world.tracers.append(self._saw)
 
     @property
@@ -130,6 +140,17 @@ class FinalRounds:
             if found:
                 yield kind, round(found[0] - ended_s, 3)
 
+    def listed_share(self, peer: PeerId) -> float:
+        """In how many of the rounds from `SHARES_FROM` on a node was listed."""
+        return self._times_listed.get(peer, 0) / max(1, self.last - SHARES_FROM + 1)
+
+    def computing_share(self) -> float:
+        """For how much of the time since then the trainers trained, on average."""
+        world = self._world
+        peers = [peer for peer, node in world.nodes.items() if node.is_alive]
+        shares = (world.labour.trained_share(p, self._since_s, self.last_at_s) for p in peers)
+        return sum(shares) / max(1, len(peers))
+
     def last_listed(self, peer: PeerId) -> int:
         """The newest round that has this peer's contribution, as far as it has learned itself."""
         return self._listed.get(peer, 0)
@@ -150,12 +171,17 @@ class FinalRounds:
             was_listed = record.was_listed
         if was_listed:
             self._listed[record.peer] = value.round
+            if value.round >= SHARES_FROM:
+                times = self._times_listed
+                times[record.peer] = times.get(record.peer, 0) + 1
         known = self._seals.setdefault(value.round, (value.digest, record.root))
         if known != (value.digest, record.root):
             self.are_equal = False
         if value.round > self.last:
             num_listed = len(value.commits)
             self._finals.append((record.at_s, value.round, num_listed))
+            if value.round == SHARES_FROM - 1:
+                self._since_s = record.at_s
             self.seated = value.roster.member_set
             members = len(self.seated)
             if value.roster.banned != self.banned:
@@ -177,6 +203,7 @@ def check_end(
         _check_recovery(scenario, progress, chaos)
         _check_back(scenario, progress, chaos)
         _check_pace(scenario, progress, chaos)
+        _check_shares(scenario, progress, chaos)
     else:
         _check_stands_still(scenario, progress, chaos)
     _check_branches(scenario, progress, chaos)
@@ -255,6 +282,24 @@ def _check_pace(scenario: Scenario, progress: FinalRounds, chaos: WorldChaos) ->
         raise ExpectationBroken(
             "pace_max",
             f"a round takes {median(after):.2f} s after the fault and took {median(before):.2f} s",
+        )
+
+
+def _check_shares(scenario: Scenario, progress: FinalRounds, chaos: WorldChaos) -> None:
+    listed_least, computing_least = scenario.expect.listed_share, scenario.expect.computing_share
+    for peer in chaos.members():
+        share = progress.listed_share(peer)
+        if chaos.is_alive(peer) and share < listed_least:
+            raise ExpectationBroken(
+                "listed_share",
+                f"{chaos.name_of(peer)} is listed in {share:.0%} of the rounds"
+                f" from {SHARES_FROM} on, and should be in {listed_least:.0%}",
+            )
+    if progress.computing_share() < computing_least:
+        raise ExpectationBroken(
+            "computing_share",
+            f"trainers train {progress.computing_share():.1%} of the time,"
+            f" and should {computing_least:.0%}",
         )
 
 

@@ -52,6 +52,10 @@ class DeviceProfile:
         )
 
 
+SHARES_FROM = 3
+"""Before that round seats are taken, and nobody knows how fast the others are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expect:
     """What must hold; each can fail, and `sim.trials.expectations` checks them all.
@@ -64,6 +68,8 @@ class Expect:
     they take turns `back_share` of them. The median
     round after the last fault takes at most `pace_max` times that before the first (0: not asked).
     With `may_stop` the run may stand still all the same once no quorum of its voters lives.
+    From round `SHARES_FROM` on every node is listed in `listed_share` of the rounds, and trains for
+    `computing_share` of the time (0: not asked).
     Who is left without a quorum seals a round provisionally within `provisional_s` of the last
     fault's stroke (0: not asked); `confirms`: such rounds become final when all is over.
     """
@@ -79,6 +85,8 @@ class Expect:
     may_stop: bool = False
     provisional_s: float = 0.0
     confirms: bool = False
+    listed_share: float = 0.0
+    computing_share: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +133,8 @@ class Scenario:
     open runs (`trust`) all members vote from the start. `aggregator` is the rule of the run,
     `topology` who sums; at most `seats` contribute to a round. The last of the members are bent by
     the `attack`, NAME:FRACTION; each contribution meets so many `audits` on average, and with any,
-    or if it `learns`, the trainers learn a text; `without` are defences that all do without, for
+    or if it `learns`, the trainers learn a text; with `fits_steps` each takes as many steps as fit
+    its speed; `without` are defences that all do without, for
     tests alone: no file says so.
     """
 
@@ -145,6 +154,7 @@ class Scenario:
     cells: int = 6
     fragments: int = 1
     lag: int = 1
+    fits_steps: bool = False
     links: tuple[Link, ...] = (Link(),)
     devices: tuple[DeviceProfile, ...] = (DeviceProfile(),)
     disk: DiskSpec = field(default_factory=DiskSpec)
@@ -202,10 +212,8 @@ def overridden(
     if audits is not None:
         if scenario.trust != "open" or not 0.0 <= audits <= 1.0:
             raise ConfigError("--audits: from 0 to 1, in an open run")
-        if audits and (scenario.fragments > 1 or scenario.lag > 1):
-            raise ConfigError(
-                f"--audits: are for runs of one fragment and lag 1, which {scenario.name} is not"
-            )
+        if audits and scenario.lag > 1:
+            raise ConfigError(f"--audits: are for runs of lag 1, which {scenario.name} is not")
         scenario = replace(scenario, audits=audits)
     if attack is not None:
         if scenario.trust != "open":

@@ -59,7 +59,8 @@ class Outcome:
     kind of fault; `coverage` counts faults by the phase that their victim was in. `faults_missed`
     of the `faults` struck nobody, `faults_partial` some of their victims only. `audited_share` is
     the training that audits ran again, in parts of all that trainers did for rounds of their own;
-    `seats_last` are the seats of the last seal.
+    `seats_last` are the seats of the last seal. Since the first rounds each node was listed in
+    `listed_share` of them, and trainers trained for `computing_share` of the time.
     """
 
     scenario: str
@@ -86,6 +87,8 @@ class Outcome:
     faults_partial: int = 0
     honest_votes_lost: int = 0
     honest_seats_lost: int = 0
+    listed_share: Mapping[str, float] = field(default_factory=dict)
+    computing_share: float = 0.0
 
     def as_json(self) -> dict[str, object]:
         """Its fields as JSON values."""
@@ -135,6 +138,7 @@ def build_world(scenario: Scenario, seed: int, *, is_sharing: bool = False) -> W
         linger_s=math.inf,
         seated=seated if scenario.trust == "open" else (),
         is_sharing=is_sharing,
+        fits_steps=scenario.fits_steps,
     )
     manifest = toy_run(
         members[0],
@@ -329,6 +333,11 @@ class _Trial:
             false_bans=len({*self.accusations, *self.convicted} - bent),
             honest_votes_lost=self.checks.keeping.votes_lost,
             honest_seats_lost=self.checks.keeping.seats_lost,
+            listed_share={
+                chaos.name_of(peer): round(progress.listed_share(peer), 4)
+                for peer in sorted(world.nodes, key=chaos.name_of)
+            },
+            computing_share=round(progress.computing_share(), 4),
             virtual_s=round(world.now_s, 3),
             wall_s=round(wall_s, 3),
             trace_hash=world.trace_hash,

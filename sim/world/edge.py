@@ -152,6 +152,7 @@ class Edge(SimNode):
         self._compute_luck = world.luck(f"compute/{path}")
         self._save_luck = world.luck(f"checkpoint/{path}")
         self.work = SimWork(world, self)
+        parts.core.working = self.work.working
         self.transfers = Transfers(world, self)
         self.strikes = Strikes()
         self._budgets = Budgets()
@@ -640,7 +641,8 @@ class Edge(SimNode):
         if self._is_going or self._lingers_s == inf or self._lingering is None:
             return
         now_s = self.world.now_s
-        if now_s >= self._lingers_s or not self._lingering.is_needed(self.own_s):
+        is_over = now_s >= self._lingers_s and not self._lingering.is_giving(self.own_s)
+        if is_over or not self._lingering.is_needed(self.own_s):
             self._is_going = True
             self._save()
             self._go(now_s + TRAINER_END_S)

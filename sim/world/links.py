@@ -261,6 +261,12 @@ class Network:
             self._directions[source, target] = found
         return found
 
+    @property
+    def least_bytes_per_s(self) -> float:
+        """What the slowest of all lines carries."""
+        lines = (direction.link.bytes_per_s for direction in self._directions.values())
+        return min((self._link.bytes_per_s, *lines))
+
     def directions(self) -> list[Direction]:
         """All that were ever used, by source and target."""
         return [self._directions[pair] for pair in sorted(self._directions)]

@@ -29,7 +29,7 @@ from sim.attacks.alone import Conspiracy
 from sim.world.disk import Disk, DiskSpec
 from sim.world.links import Direction, Network
 from sim.world.sharing import Shared
-from sim.world.trainer import SimTrainer, Vector
+from sim.world.trainer import MOMENTS, SimTrainer, Vector
 
 # Machines -----------------------------------------------------------------------------------------
 
@@ -92,11 +92,22 @@ class Labour:
 
     trained: int = 0
     audited: float = 0.0
+    spans_s: list[tuple[PeerId, Seconds]] = field(default_factory=list)
+    """Who trained from when to when."""
 
     @property
     def share(self) -> float:
         """Audits, in parts of what was trained."""
         return self.audited / max(1, self.trained)
+
+    def trained_share(self, peer: PeerId, since_s: float, until_s: float) -> float:
+        """For how much of that time the trainer of a node trained."""
+        trained_s = sum(
+            max(0.0, min(end_s, until_s) - max(begin_s, since_s))
+            for who, (begin_s, end_s) in self.spans_s
+            if who == peer
+        )
+        return trained_s / (until_s - since_s) if until_s > since_s else 0.0
 
 
 # Nodes --------------------------------------------------------------------------------------------
@@ -119,7 +130,7 @@ class WorldSettings:
     `liars` are bent; a `conspiracy` of theirs hears of all that is made. `costs_time` says that
     frames keep a node's loop busy, for as long as `protocol.core.budgets` puts them at: where
     somebody floods it. `is_sharing` has equal results worked out once for all nodes
-    (`sim.world.sharing`).
+    (`sim.world.sharing`). With `fits_steps` each trainer takes as many steps as fit its speed.
     """
 
     is_signing_for_real: bool = False
@@ -134,6 +145,7 @@ class WorldSettings:
     conspiracy: Conspiracy | None = None
     costs_time: bool = False
     is_sharing: bool = False
+    fits_steps: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.rare <= 1.0:
@@ -187,7 +199,7 @@ class SimNode(ABC):
         self.sealed: dict[int, bytes] = {}
         self.anchors: dict[int, bytes] = {}
         self.wires: dict[PeerId, Wire] = {}
-        self.works = WorkStore(self.store.layout, self.trainer.kept, has_tail=False)
+        self.works = WorkStore(self.store.layout, self.trainer.kept, moments=MOMENTS)
 
     def let_go(self) -> None:
         """The world is over: nothing is asked of this node any more.
@@ -305,6 +317,7 @@ class Transfer:
     """
 
     __slots__ = (
+        "given_s",
         "header",
         "is_over",
         "items",
@@ -321,6 +334,8 @@ class Transfer:
         self.wait_s = -1.0
         self.timed_s = begin_s
         """Until when its bytes were timed; at first, when they began to arrive."""
+        self.given_s = begin_s
+        """When its sender was told last that they are read."""
         self.is_over = False
 
 

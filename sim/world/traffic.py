@@ -9,7 +9,7 @@ from math import inf
 from node.holdings.shard_store import Item
 from node.plane import bulk
 from node.plane.bulk_queue import PushQueue, Throttle
-from node.plane.bulk_streams import OVERTAKEN_S, STALL_S, TOLD_EVERY_S
+from node.plane.bulk_streams import GIVEN, GIVEN_EVERY_S, OVERTAKEN_S, STALL_S, TOLD_EVERY_S
 from node.plane.gathered import WrongStep
 from node.plane.work_desk import EARLY_S
 from protocol import events as ev
@@ -385,6 +385,7 @@ class Transfers:
             transfer.is_over = True
             return
         had, transfer.num_here = transfer.num_here, num_here
+        self._tell_given(transfer, own.to)
         came = self._came(transfer, had)
         try:
             if transfer.header.bulk in bulk.IS_SERVED:
@@ -399,16 +400,24 @@ class Transfers:
             if transfer.header.bulk in bulk.IS_SERVED:
                 node.tell(ev.FetchedWrong(wire.direction.source))
 
+    def _tell_given(self, transfer: Transfer, giver: SimNode) -> None:
+        """See `node.plane.bulk_streams`; behind what happens right now, in another process."""
+        now_s, header = self._world.now_s, transfer.header
+        if header.bulk in GIVEN and now_s >= transfer.given_s + GIVEN_EVERY_S:
+            transfer.given_s = now_s
+            told = ev.BytesGiven(self._node.peer, header.bulk, header.subject)
+            self._world.push(now_s, giver, giver.tell, told)
+
     def _take_work(self, transfer: Transfer) -> None:
         """Cells of work; what nobody asked for any more is nobody's fault."""
         node, subject = self._node, transfer.header.subject
-        counts, cells = node.core.audits.counts(subject), []
-        while transfer.next < transfer.num_here and counts:
+        kinds, cells = node.core.audits.kinds(subject), []
+        while transfer.next < transfer.num_here and kinds:
             item = transfer.items[transfer.next]
-            node.works.put(subject, item, counts=counts)
+            node.works.put(subject, item, kinds=kinds)
             transfer.next += 1
             cells.append(item.index)
-        transfer.is_over |= not counts
+        transfer.is_over |= not kinds
         if cells:
             node.tell(ev.CellsArrived(Bulk.WORK, subject, tuple(cells)))
 

@@ -9,20 +9,27 @@ segments. The trainer puts real error feedback around it.
 import copy
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from node.plane.hooks import NodeHooks
 from protocol import events as ev
-from protocol.grid import EMPTY_ROOT
 from protocol.identity import PeerId
 from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.rounds.fates import Fates
-from protocol.segments import TRACES_KEPT, cells_of, encoded_end, root_of, vectors_of
-from training.audits.traces import NO_START
+from protocol.segments import (
+    TRACES_KEPT,
+    SegmentPlace,
+    SegmentState,
+    cells_of_fragment,
+    luck_of,
+    nothing_left,
+    root_of,
+)
+from training.audits.traces import AuditTask, rerun
 from training.compression import Encoded, ErrorFeedback, make_codec, with_grades
 
 # The seam -----------------------------------------------------------------------------------------
@@ -57,18 +64,17 @@ class Traced:
 
     done: ev.WorkDone
     states: dict[bytes, tuple[bytes, ...]]
-    before_N: Vector | None
-    after_N: Vector
-    weights_N: Vector
+    begins: SegmentState
+    ends: SegmentState
     loss: float | None
 
 
 class TracedWork:
-    """The inner loop in segments for one manifest, one's own rounds or those of others.
+    """RunsSegments for one manifest, one's own rounds or those of others.
 
     A segment trains on its share of the lease, from weights and one vector of momentum; what it
-    draws follows from run, round, peer and segment. A state at a boundary is float32: so whoever
-    begins with its bytes goes on exactly as its owner did.
+    draws follows from its place. A state at a boundary is float32: so whoever begins with its bytes
+    goes on exactly as its owner did.
     """
 
     def __init__(self, manifest: RunManifest, learner: Learner) -> None:
@@ -78,99 +84,58 @@ class TracedWork:
         self.bend: Bend = NodeHooks().trained
         """What becomes of the own weights behind a segment."""
 
-    def train(
-        self,
-        anchor_N: Vector,
-        moments_N: Vector | None,
-        lease: Lease,
-        place: tuple[int, PeerId],
-    ) -> Traced:
-        """A whole round: `place` is which, and whose."""
-        weights_N, moving_N = anchor_N, self._begun(moments_N)
-        trace, states, losses = [], {}, []
+    def begun(self, anchor_N: Vector) -> SegmentState:
+        """What a round of whoever begins anew begins with."""
+        zeros_N: Vector = np.zeros_like(anchor_N)
+        return SegmentState(anchor_N, (zeros_N,) * MOMENTS, 0, nothing_left(self._layout))
+
+    def train(self, begins: SegmentState, place: SegmentPlace) -> Traced:
+        """A whole round, whose beginning `place` is."""
+        trace, states, losses, state = [], {}, [], begins
         for segment in range(self.segments + 1):
-            cells = cells_of(self._layout, (weights_N, moving_N))
+            cells = state.cells(self._layout)
             trace.append(root_of(cells))
             states[trace[-1]] = cells
             if segment < self.segments:
-                before_N = weights_N
-                weights_N, moving_N, loss = self._run(weights_N, moving_N, lease, place, segment)
-                weights_N = self.bend(segment, before_N, weights_N)
+                before_N = state.weights_N
+                state, loss = self._run(state, replace(place, segment=segment))
+                bent_N = self.bend(segment, before_N, state.weights_N)
+                state = replace(state, weights_N=bent_N)
                 losses += [] if loss is None else [loss]
-        before = EMPTY_ROOT if moments_N is None else self._root(moments_N)
-        done = ev.WorkDone(trace=tuple(trace), before=before, after=self._root(moving_N))
-        loss = float(np.mean(losses)) if losses else None
-        return Traced(done, states, moments_N, moving_N, weights_N, loss)
+        before = begins.inner_root(self._layout)
+        after = state.handed_on(self._layout).inner_root(self._layout)
+        done = ev.WorkDone(trace=tuple(trace), before=before, after=after)
+        return Traced(done, states, begins, state, float(np.mean(losses)) if losses else None)
 
-    def again(
-        self,
-        task: ev.Rerun,
-        state: tuple[bytes, ...],
-        residual: tuple[bytes, ...],
-        anchor_N: Vector,
-    ) -> bytes:
-        """What names the end of a segment that begins with these cells; empty where nobody here can
-        tell, for nothing is known of what its owner inherited."""
-        work = task.commit.work[0]
-        weights_N, moving_N = vectors_of(self._layout, state)
-        residuals = vectors_of(self._layout, residual)
-        if not all(np.isfinite(vector_N).all() for vector_N in (weights_N, moving_N, *residuals)):
-            return NO_START  # No honest trainer goes on with such numbers.
-        if task.segment in (0, self.segments) and not task.inherited:
-            return b""
-        if task.segment == 0 and not self._is_start(task, weights_N, moving_N, anchor_N):
-            return NO_START
-        if task.segment < self.segments:
-            place = (task.round, task.sender)
-            weights_N, moving_N, _ = self._run(weights_N, moving_N, task.lease, place, task.segment)
-            return root_of(cells_of(self._layout, (weights_N, moving_N)))
-        if (work.before, task.commit.residual_before) not in task.inherited:
-            return NO_START
-        outer = self._manifest.outer
-        width = self._layout.cell_elements
-        feedback = ErrorFeedback(make_codec(outer), outer.feedback, cell_elements=width)
-        feedback.restore(residuals[0] if residuals else None)
-        try:
-            with np.errstate(all="ignore"):
-                encoded = feedback.encode(anchor_N - weights_N)
-        except ValueError:
-            return NO_START  # Not finite: nobody can have sent that.
-        return encoded_end(root_of(encoded.payloads), encoded.residual_after, self._root(moving_N))
+    def again(self, task: ev.Rerun, work: bytes, anchor_N: Vector) -> bytes:
+        """What names the end of a segment that begins with this; empty where nobody here can tell,
+        for nothing is known of what its owner inherited."""
+        found = AuditTask(
+            place=SegmentPlace(
+                round=task.round, step=task.step, segment=task.segment, lease=task.lease
+            ),
+            before=task.commit.work[0].before,
+            residual_before=task.commit.residual_before,
+            inherited=task.inherited,
+            since=task.since,
+        )
+        return rerun(self._manifest, found, work, anchor_N, self, moments=MOMENTS)
 
-    def _is_start(
-        self, task: ev.Rerun, weights_N: Vector, moving_N: Vector, anchor_N: Vector
-    ) -> bool:
-        """Whether it begins with the sealed anchor, and with what its owner had."""
-        before = task.commit.work[0].before
-        is_own = before == self._root(moving_N) or (before == EMPTY_ROOT and not moving_N.any())
-        is_known = (before, task.commit.residual_before) in task.inherited
-        return is_own and is_known and weights_N.tobytes() == anchor_N.tobytes()
+    def run(self, state: SegmentState, place: SegmentPlace) -> SegmentState:
+        """See RunsSegments."""
+        return self._run(state, place)[0]
 
-    def _run(
-        self,
-        weights_N: Vector,
-        moving_N: Vector,
-        lease: Lease,
-        place: tuple[int, PeerId],
-        segment: int,
-    ) -> tuple[Vector, Vector, float | None]:
-        size = lease_size(lease)
+    def _run(self, state: SegmentState, place: SegmentPlace) -> tuple[SegmentState, float | None]:
+        size, segment = lease_size(place.lease), place.segment
         first, stop = (size * number // self.segments for number in (segment, segment + 1))
-        share = part_of_lease(lease, first, stop - first)
-        round_index, peer = place
-        name = f"{self._manifest.digest.hex()}/{round_index}/{peer.hex()}/{segment}"
+        share = part_of_lease(place.lease, first, stop - first)
+        luck = random.Random(luck_of(self._manifest, place.round, place.lease, segment))
         # What liars make of the anchor, or show to auditors, may overflow: an end like others.
         with np.errstate(all="ignore"):
-            learned = self._learner(weights_N, share, random.Random(name))
-            moving_N = DAMPING * moving_N + learned.drift_N
-            return weights_N - moving_N, moving_N, learned.loss
-
-    def _begun(self, moments_N: Vector | None) -> Vector:
-        zeros_N: Vector = np.zeros(self._layout.numel, dtype=np.float32)
-        return zeros_N if moments_N is None else moments_N
-
-    def _root(self, moments_N: Vector) -> bytes:
-        return root_of(cells_of(self._layout, (moments_N,)))
+            learned = self._learner(state.weights_N, share, luck)
+            moving_N = DAMPING * state.moments[0] + learned.drift_N
+            weights_N = state.weights_N - moving_N
+        return SegmentState(weights_N, (moving_N,), state.steps + 1, state.left), learned.loss
 
 
 # The trainer --------------------------------------------------------------------------------------
@@ -216,7 +181,8 @@ class SimTrainer:
     def __init__(self, manifest: RunManifest, learner: Learner, peer: PeerId | None = None) -> None:
         self._learner, self._peer = learner, peer or PeerId(bytes(32))
         self.traced = TracedWork(manifest, learner) if manifest.audits.rate else None
-        self._moments_N: Vector | None = None
+        self._inner: SegmentState | None = None
+        """What the next round begins with in runs with audits; None of whoever begins anew."""
         self._layout = manifest.layout(0)
         of_grades = with_grades(make_codec(manifest.outer))
         self._grades = None if of_grades is None else of_grades.grades
@@ -260,7 +226,7 @@ class SimTrainer:
         fresh = copy.copy(self)
         fresh.feedback = [copy.copy(feedback) for feedback in self.feedback]
         fresh._restore([None] * len(fresh.feedback))
-        fresh._moments_N = None
+        fresh._inner = None
         fresh._saved = dict(self._saved)
         fresh._under_way, fresh._drift_N, fresh._pending = None, None, ()
         return fresh
@@ -294,13 +260,13 @@ class SimTrainer:
         is_same = newest == round_index and np.array_equal(saved.anchor_N, anchor_N)
         if is_same and lease:
             self._restore(saved.before)
-            self._inherit(saved, was_listed=False)
+            self._inherit(newest, saved, was_listed=False)
             self.feedback[fragment].reopen(saved.before[fragment], saved.after_N)
             self._under_way = saved.encoded
             self._drift_on(saved, [])
         elif newest < round_index and not fates.is_behind(newest):
             self._restore(saved.before)
-            self._inherit(saved, was_listed=fates.was_listed(newest))
+            self._inherit(newest, saved, was_listed=fates.was_listed(newest))
             if fates.was_listed(newest):
                 self.feedback[fragment].restore(saved.after_N)
             self._drift_on(saved, [fragment])
@@ -398,11 +364,19 @@ class SimTrainer:
             if saved is not None and fates.was_listed(index) and index not in self._pending:
                 self.feedback[self._layout.fragment_of(index)].restore(saved.after_N)
 
-    def _inherit(self, saved: _Saved, *, was_listed: bool) -> None:
-        """In runs with audits, moments go on as residuals do: what no seal lists was not."""
-        if saved.traced is not None:
-            traced = saved.traced
-            self._moments_N = traced.after_N if was_listed else traced.before_N
+    def _inherit(self, index: int, saved: _Saved, *, was_listed: bool) -> None:
+        """In runs with audits, what a round leaves goes on as residuals do: what no seal lists was
+        not. Of fragments about which a round was since then the anchor goes on."""
+        if saved.traced is None:
+            return
+        assert self._anchor_N is not None
+        traced, layout = saved.traced, self._layout
+        state = traced.ends.handed_on(layout) if was_listed else traced.begins
+        weights_N = state.weights_N.copy()
+        for later in range(index, self._round)[: layout.num_fragments]:
+            span = layout.fragment_span(layout.fragment_of(later))
+            weights_N[span] = self._anchor_N[span]
+        self._inner = replace(state, weights_N=weights_N)
 
     def work(self, round_index: int) -> ev.WorkDone | None:
         """What the COMMIT of a round that was contributed to says of it, in runs with audits."""
@@ -411,14 +385,15 @@ class SimTrainer:
 
     def kept(self, root: bytes) -> Sequence[bytes]:
         """The cells of a state or residual that an audit may ask for; empty of another one."""
-        for saved in self._saved.values():
+        for index, saved in self._saved.items():
             if saved.traced is None:
                 continue
             if root in saved.traced.states:
                 return saved.traced.states[root]
-            residual_N = saved.before[0]
+            fragment = self._layout.fragment_of(index)
+            residual_N = saved.before[fragment]
             if saved.encoded.residual_before == root and residual_N is not None:
-                return cells_of(self._layout, (residual_N,))
+                return cells_of_fragment(self._layout, fragment, residual_N)
         return ()
 
     def _drift_on(self, saved: _Saved, settled: Sequence[int]) -> None:
@@ -446,9 +421,10 @@ class SimTrainer:
         weights_N = self._anchor_N if before_N is None else self._anchor_N - before_N
         traced = None
         if self.traced is not None:
-            place = (self._round, self._peer)
-            traced = self.traced.train(self._anchor_N, self._moments_N, self._lease, place)
-            learned = Learned(self._anchor_N - traced.weights_N, traced.loss)
+            place = SegmentPlace(round=self._round, step=0, segment=0, lease=self._lease)
+            traced = self.traced.train(self._inner or self.traced.begun(self._anchor_N), place)
+            learned = Learned(self._anchor_N - traced.ends.weights_N, traced.loss)
+            before_N = None  # It is in the state that the round began with.
         else:
             learned = self._learner(weights_N, self._lease, stream)
         self.loss = learned.loss
@@ -489,11 +465,9 @@ class SimTrainer:
                 self._anchor_N = before_N  # It was late: the next round's own base is not yet old.
             return self._take_up()
         fragment = layout.fragment_of(contributed)
-        if (saved := self._saved.get(contributed)) is not None:
-            self._inherit(saved, was_listed=fates.was_listed(contributed))
         if fates.is_behind(contributed):
             self._restore([None] * len(self.feedback))
-            self._drift_N = self._moments_N = None
+            self._drift_N = self._inner = None
         elif fates.was_listed(contributed):
             self.feedback[fragment].commit()
         else:
@@ -505,6 +479,9 @@ class SimTrainer:
             for index in range(contributed, round_index)[: layout.num_fragments]:
                 self._drift_N[layout.fragment_span(layout.fragment_of(index))] = 0.0
         self._go_on(round_index, anchor_N, lease)
+        saved = self._saved.get(contributed)
+        if saved is not None and not fates.is_behind(contributed):
+            self._inherit(contributed, saved, was_listed=fates.was_listed(contributed))
         return False
 
 
@@ -532,8 +509,9 @@ BRANCHES = 3
 class TextModel:
     """A Learner: a small real model of who follows whom in a text made from the seed.
 
-    The whole shard is one table of K logits for each context; a context is the last two symbols, or
-    the last one where the shard is small. Softmax over a row, cross-entropy, plain gradient
+    The whole shard is one table of K logits for each context, spread where there are several
+    fragments, so that each has a part of it; a context is the last two symbols, or the last one
+    where the shard is small. Softmax over a row, cross-entropy, plain gradient
     descent: the gradient is exact, and a round is H steps on the leased samples. numpy alone; `exp`
     and `log` are numpy's, so that losses and traces are equal where numpy's build is.
     """
@@ -545,6 +523,9 @@ class TextModel:
         self._num_contexts = NUM_SYMBOLS**self._order
         if numel < self._num_contexts * NUM_SYMBOLS:
             raise ValueError(f"a model of {numel} elements is too small for a model of text")
+        size = self._num_contexts * NUM_SYMBOLS
+        stride = numel // size if manifest.layout(0).num_fragments > 1 else 1
+        self._places = slice(0, size * stride, stride)
         self._steps = manifest.inner.inner_steps
         self._batch = manifest.inner.batch
         self.context_B, self.next_B = _text(random.Random(f"{seed}/text"), self._order)
@@ -581,12 +562,11 @@ class TextModel:
             np.subtract.at(table_CK, context_B, LEARNING_RATE / len(next_B) * gradient_BK)
         drift_N = np.zeros_like(anchor_N)
         used_N = table_CK.reshape(-1).astype(np.float32)
-        drift_N[: len(used_N)] = anchor_N[: len(used_N)] - used_N
+        drift_N[self._places] = anchor_N[self._places] - used_N
         return Learned(drift_N, float(np.mean(losses)))
 
     def _table(self, anchor_N: Vector) -> Vector:
-        size = self._num_contexts * NUM_SYMBOLS
-        return anchor_N[:size].reshape(self._num_contexts, NUM_SYMBOLS)
+        return anchor_N[self._places].reshape(self._num_contexts, NUM_SYMBOLS)
 
 
 def _softmax(rows_BK: NDArray[np.float64]) -> NDArray[np.float64]:

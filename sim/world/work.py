@@ -4,13 +4,20 @@ A trainer finishes what it began: where the round went on without it, its contri
 late, and only then it hears what became of it.
 """
 
+from node.trainers.choosing import Fit
 from node.trainers.work import Wanted
 from protocol import events as ev
+from protocol.frames import Phase
+from protocol.grid import EMPTY_ROOT
 from protocol.identity import short_id
+from protocol.leases import Lease, part_of_lease
 from protocol.rounds.fates import Fates
+from protocol.rounds.patience import whole_round_s
+from protocol.segments import STATE, WorkKind
 from sim.world.nodes import Around, SimNode
 from sim.world.trainer import Flight, Vector
 from training.compression import Encoded
+from training.methods.method import has_equal_steps
 
 PATIENCE_S, LOOK_S = 0.6, 0.05
 """How long a liar waits at most for what others make, and how often it looks."""
@@ -37,6 +44,14 @@ class SimWork:
         """Whether a branch was left since the round in hand began: its residual may be of that."""
         self._is_waiting = False
         """Whether it has trained the round, and waits for the outcome of the one before (R5)."""
+        self._span_s = (0.0, 0.0)
+        """From when to when the trainer trains the round in hand, in the world's time."""
+        manifest = world.manifest
+        is_fitting = world.settings.fits_steps and not has_equal_steps(manifest)
+        self._fit = Fit() if is_fitting else None
+        self._steps = manifest.inner.inner_steps
+        """Of the round in hand, and when it was begun."""
+        self._began_s = 0.0
         self.round = -1
         self.is_done = False
         """Whether the trainer has taken over that the run is finished."""
@@ -79,16 +94,16 @@ class SimWork:
     def start(self, wanted: Wanted) -> None:
         """The first lease of this process."""
         self._taken = wanted
-        action, self.round = wanted.action, wanted.round
+        self.round = wanted.round
         is_under_way = self._node.trainer.start(
-            wanted.round, wanted.anchor_N, action.lease, self._fates, _flight(wanted)
+            wanted.round, wanted.anchor_N, self._lease(wanted), self._fates, _flight(wanted)
         )
         self._fates.taken_over(self.round, wanted.sealed)
         self._train(is_under_way=is_under_way)
 
     def deliver(self, wanted: Wanted) -> None:
         """Answer the contribution, and go on."""
-        lease = wanted.action.lease
+        lease = self._lease(wanted)
         self._taken, self.round, self._is_open = wanted, wanted.round, False
         self._is_lost = False
         is_under_way = self._node.trainer.finish(
@@ -97,6 +112,20 @@ class SimWork:
         self._fates.taken_over(self.round, wanted.sealed)
         self._train(is_under_way=is_under_way)
 
+    def _lease(self, wanted: Wanted) -> Lease:
+        """As much of the lease as fits this node's speed, as `node.trainers.work` takes it."""
+        inner, sealed = self._world.manifest.inner, self._node.core.machine.previous
+        lease, self._began_s = wanted.action.lease, self._world.now_s
+        if self._fit is None or not lease:
+            return lease
+        whole_s = None if sealed is None else whole_round_s(sealed, inner.inner_steps)
+        if whole_s is not None:
+            self._fit.saw(whole_s / self._node.clock.rate)
+        self._steps = self._fit.steps(inner.inner_steps)
+        if self._steps == inner.inner_steps:
+            return lease
+        return part_of_lease(lease, 0, self._steps * inner.batch)
+
     def _train(self, *, is_under_way: bool) -> None:
         assert self._wanted is not None
         if not self._wanted.action.lease:
@@ -104,8 +133,11 @@ class SimWork:
             return
         begin_s = max(self._ready_s, self._world.now_s)
         train_s = 0.0 if is_under_way else self._drawn_s("train", self._node.device.train_s)
+        train_s *= self._steps / self._world.manifest.inner.inner_steps
         train_s, self._owed_s = train_s + self._owed_s, 0.0
         self._world.push(begin_s + train_s, self._node, self._contribute)
+        self._span_s = (begin_s, begin_s + train_s)
+        self._world.labour.spans_s.append((self._node.peer, self._span_s))
         device = self._node.device
         if device.nap:
             luck = self._world.luck(f"nap/{self._path}")
@@ -113,6 +145,17 @@ class SimWork:
             if is_napping:
                 nap_s = begin_s + share * train_s
                 self._world.push(nap_s, self._node, self._world.nap, self._node)
+
+    def working(self) -> ev.Working | None:
+        """How far the trainer is with its round."""
+        if self.round < 0 or self._is_open or self.is_done:
+            return None
+        (begin_s, end_s), now_s = self._span_s, self._world.now_s
+        steps = self._steps
+        share = (now_s - begin_s) / (end_s - begin_s) if end_s > begin_s else 1.0
+        done = int(steps * min(1.0, max(0.0, share)))
+        rest_s = self._node.clock.rate * max(0.0, end_s - now_s)
+        return ev.Working(self.round, Phase.TRAIN, done, steps, rest_s)
 
     def _is_held(self) -> bool:
         """R5: whether an earlier round on the same fragment has no outcome yet.
@@ -129,6 +172,9 @@ class SimWork:
         """Store a contribution that is for the round under way; a late one is only answered."""
         world, node, wanted = self._world, self._node, self._wanted
         assert wanted is not None
+        if self._fit is not None:
+            inner_steps = world.manifest.inner.inner_steps
+            self._fit.trained(self._steps, world.now_s - self._began_s, inner_steps)
         if self._is_held():
             self._is_waiting = True
             return
@@ -156,8 +202,7 @@ class SimWork:
             fragment = node.store.layout.fragment_of(self.round)
             payloads = node.hooks.contribution(encoded.payloads, node.store, fragment)
             root, norms = node.store.contribute(payloads, fragment=fragment)
-            inner = world.manifest.inner
-            samples = inner.inner_steps * inner.batch
+            samples = self._steps * world.manifest.inner.batch
             node.tell(
                 ev.Contributed(
                     round=self.round,
@@ -165,7 +210,7 @@ class SimWork:
                     cell_norms=norms,
                     tokens=samples,
                     samples=samples,
-                    steps=inner.inner_steps,
+                    steps=self._steps,
                     residual_before=encoded.residual_before,
                     residual_after=encoded.residual_after,
                     basis=basis,
@@ -191,11 +236,18 @@ class SimWork:
         node, work = self._node, task.commit.work[0]
         assert node.trainer.traced is not None
         anchor_N = node.anchor(task.round - 1)
-        state = node.works.cells(work.trace[min(task.segment, len(work.trace) - 1)])
-        residual = node.works.cells(task.commit.residual_before)
+        fragment = node.store.layout.fragment_of(task.round)
+        is_encoding = task.segment == node.trainer.traced.segments
+        kind = WorkKind("weights", fragment) if is_encoding else STATE
+        cells = node.works.needed_cells(work.trace[task.segment], kind)
+        if is_encoding:
+            of_residual = WorkKind("residual", fragment)
+            residual = node.works.needed_cells(task.commit.residual_before, of_residual)
+            is_lost = not residual and task.commit.residual_before != EMPTY_ROOT
+            cells = [] if is_lost else cells + residual
         found = b""
-        if anchor_N is not None and state:
-            found = node.trainer.traced.again(task, tuple(state), tuple(residual), anchor_N)
+        if anchor_N is not None and cells:
+            found = node.trainer.traced.again(task, b"".join(cells), anchor_N)
             found = node.hooks.reran(found)
         node.tell(ev.Reran(commit_digest=task.commit_digest, segment=task.segment, found=found))
 

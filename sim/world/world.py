@@ -108,7 +108,6 @@ def assemble(world: Around, peer: PeerId, owned: Owned) -> tuple[NodeParts, Seal
         device=DEVICE_CLASS,
         moments=MOMENTS,
         derived=shared,
-        tail=0,
         bend=as_it_is if liar is None else liar.said,
     )
     core = NodeCore(manifest, config, owned.signer, start, now_s=clock.own_s(world.now_s))

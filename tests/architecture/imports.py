@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from tests.architecture.source import FACE, PACKAGES, Module, within
+from tests.architecture.source import FACE, PACKAGES, Module, dotted_name, within
 
 # Who may import whom among our own modules.
 MAY_IMPORT = {
@@ -76,7 +76,7 @@ def _import_statements(module: Module) -> list[tuple[ast.Import | ast.ImportFrom
     def walk(node: ast.AST, *, lazy: bool, typing_only: bool) -> None:
         if isinstance(node, ast.Import | ast.ImportFrom):
             found.append((node, lazy, typing_only))
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+        if isinstance(node, ast.If) and dotted_name(node.test).endswith("TYPE_CHECKING"):
             for statement in node.body:
                 walk(statement, lazy=lazy, typing_only=True)
             children: list[ast.AST] = [*node.orelse]

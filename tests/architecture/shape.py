@@ -44,9 +44,8 @@ def module_sizes(modules: Sequence[Module]) -> list[str]:
 
 
 def functions_of(module: Module) -> Iterator[FunctionDef]:
-    for node in nodes_of(module):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node
+    yield from nodes_of(module, ast.FunctionDef)
+    yield from nodes_of(module, ast.AsyncFunctionDef)
 
 
 def function_sizes(modules: Sequence[Module]) -> list[str]:
@@ -95,11 +94,12 @@ def broad_excepts(modules: Sequence[Module]) -> list[str]:
     broken = []
     supervised = 0
     for module in modules:
-        for node in nodes_of(module):
+        handlers: list[ast.ExceptHandler | ast.Call] = list(nodes_of(module, ast.ExceptHandler))
+        for node in (*handlers, *nodes_of(module, ast.Call)):
             if isinstance(node, ast.ExceptHandler):
                 caught = [node.type] if node.type else []
                 bare = node.type is None
-            elif isinstance(node, ast.Call) and dotted_name(node.func).endswith("suppress"):
+            elif dotted_name(node.func).endswith("suppress"):
                 caught, bare = node.args, False
             else:
                 continue
@@ -122,13 +122,13 @@ def broad_excepts(modules: Sequence[Module]) -> list[str]:
 def calls_of(module: Module) -> Iterator[tuple[str, ast.Call]]:
     """Each call with the dotted name that is called, seen through `import ... as`."""
     names: dict[str, str] = {}
-    for node in nodes_of(module):
-        if isinstance(node, ast.Import):
-            names |= {alias.asname: alias.name for alias in node.names if alias.asname}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
-    for node in nodes_of(module):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+    for plain in nodes_of(module, ast.Import):
+        names |= {alias.asname: alias.name for alias in plain.names if alias.asname}
+    for statement in nodes_of(module, ast.ImportFrom):
+        if statement.module and not statement.level:
+            names |= {a.asname or a.name: f"{statement.module}.{a.name}" for a in statement.names}
+    for node in nodes_of(module, ast.Call):
+        if isinstance(node.func, ast.Name | ast.Attribute):
             first, dot, rest = dotted_name(node.func).partition(".")
             yield names.get(first, first) + dot + rest, node
 

@@ -2,10 +2,11 @@
 
 import ast
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import TypeVar, cast
 
 PACKAGES = ("protocol", "dht", "training", "node", "sim")
 FACE = "barnraise"
@@ -30,6 +31,8 @@ class Module:
         return self.path.endswith("__init__.py")
 
 
+Node = TypeVar("Node", bound=ast.AST)
+
 # A rule returns one line for each violation, with file and line number. It is a plain function, so
 # that the tests can hand it the real tree as well as a few lines that break it.
 Rule = Callable[[Sequence[Module]], list[str]]
@@ -43,9 +46,18 @@ def module_from_source(path: str, text: str) -> Module:
 
 
 @cache
-def nodes_of(module: Module) -> tuple[ast.AST, ...]:
+def _nodes_by_kind(module: Module) -> dict[type[ast.AST], list[ast.AST]]:
     """All nodes of its tree, which is walked once for all rules."""
-    return tuple(ast.walk(module.tree))
+    found: dict[type[ast.AST], list[ast.AST]] = {}
+    for node in ast.walk(module.tree):
+        found.setdefault(type(node), []).append(node)
+    return found
+
+
+def nodes_of(module: Module, *kinds: type[Node]) -> Iterator[Node]:
+    """The nodes of these kinds, one kind after the other."""
+    for kind in kinds:
+        yield from cast("list[Node]", _nodes_by_kind(module).get(kind, []))
 
 
 def dotted_name(node: ast.expr) -> str:
@@ -69,8 +81,13 @@ def read_modules(root: Path, folders: Sequence[str]) -> list[Module]:
     A file is parsed once per process: ask in a test, not on import, where every process pays.
     """
     files = sorted(file for folder in folders for file in (root / folder).rglob("*.py"))
-    modules = [_read_module(root, file) for file in files]
-    # They stay to the end: millions of nodes, which no collection of garbage need look through.
+    # Millions of nodes, which stay to the end: collections of garbage, which find none among them,
+    # would take longer than the parser does.
+    gc.disable()
+    try:
+        modules = [_read_module(root, file) for file in files]
+    finally:
+        gc.enable()
     gc.freeze()
     return modules
 

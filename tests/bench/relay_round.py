@@ -58,7 +58,7 @@ def rounds_of_two(lab: NatLab, folder: Path, count: int) -> dict[str, Any]:
     """The last `count` rounds that listed both homes, as home A saw them."""
     write_run_file(folder, **LARGE)
     (folder / "a").mkdir()
-    (folder / "a" / "node.toml").write_text("wait_seats = 1\n")
+    (folder / "a" / "node.toml").write_text("start_with = 2\n")
     with ExitStack() as s:
         line = ["node.cli", "bootstrap", "--json", "--state", str(folder / "pub")]
         said: dict[str, Any] = hear(s.enter_context(process(lab, "pub", line)))

@@ -94,7 +94,7 @@ def made_up(rng: random.Random, numbers: "itertools.count[int]") -> tuple[Contac
     )
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("is_silent", [False, True])
 @pytest.mark.parametrize("is_paced", [False, True])
 async def test_replies_that_name_the_dead_have_ten_a_second_dialled_and_hide_nobody(

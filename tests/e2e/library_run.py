@@ -133,11 +133,13 @@ class Founder:
 
 
 @contextmanager
-def founder(folder: Path, *, rounds: int, wait_seats: int = 1) -> Iterator[Founder]:
+def founder(folder: Path, *, rounds: int, start_with: int = 2) -> Iterator[Founder]:
     """`barnraise run` of the example's model, in `folder`/state."""
     state = folder / "state"
     state.mkdir(parents=True)
-    (state / "node.toml").write_text(f"wait_seats = {wait_seats}\nthreads = 1\n")
+    (state / "node.toml").write_text(
+        f"start_with = {start_with}\nthreads = 1\nvalidation_share = 1.0\n"
+    )
     (folder / "run.toml").write_text(RUN_TOML.format(rounds=rounds))
     shutil.copy(EXAMPLE, folder)
     command = [sys.executable, "-P", "-m", "node.cli", "run", "run.toml", "--json"]

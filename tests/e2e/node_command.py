@@ -56,6 +56,14 @@ def write_run_file(folder: Path, name: str = "run.toml", **changes: str) -> None
     (folder / name).write_text(text, "utf-8")
 
 
+def founds_alone(state: Path, arguments: Sequence[str]) -> list[str]:
+    """The words of a command; `run` waits for nobody unless its node.toml says for how many."""
+    file = state / "node.toml"
+    is_said = file.exists() and re.search(r"(?m)^start_with", file.read_text("utf-8"))
+    is_alone = arguments[0] == "run" and not is_said and "--start-with" not in arguments
+    return [*arguments, *(["--alone"] if is_alone else [])]
+
+
 class NodeCommand:
     """A node in the foreground of a terminal: its own process group, its output in a file."""
 
@@ -69,7 +77,13 @@ class NodeCommand:
         self._start = self._log.stat().st_size if self._log.exists() else 0
         with self._log.open("ab") as out:
             self.process = subprocess.Popen(
-                [*inside, *COMMAND, *arguments, "--state", str(self.state)],
+                [
+                    *inside,
+                    *COMMAND,
+                    *founds_alone(self.state, arguments),
+                    "--state",
+                    str(self.state),
+                ],
                 cwd=folder,
                 env=environment(),
                 stdin=subprocess.DEVNULL,

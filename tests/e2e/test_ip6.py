@@ -24,7 +24,7 @@ ANY = ("--listen", "/ip6/::/tcp/4001")
 def test_two_homes_of_ip6_alone_meet_by_the_link_and_train_together(tmp_path: Path) -> None:
     write_run_file(tmp_path, **(SMALL | {"rounds": "100000"}))
     (tmp_path / "a").mkdir()
-    (tmp_path / "a" / "node.toml").write_text("wait_seats = 1\n")
+    (tmp_path / "a" / "node.toml").write_text("start_with = 2\n")
     with (
         nat_lab(is_six=True) as lab,
         node(tmp_path, "pub", "bootstrap", "--json", *ANY, inside=lab.command("pub", [])) as pub,

@@ -30,7 +30,7 @@ def stale(link: str) -> str:
 def founded(folder: Path) -> None:
     write_run_file(folder, **(SMALL | {"rounds": "100000"}))
     (folder / "a").mkdir()
-    (folder / "a" / "node.toml").write_text("wait_seats = 1\n")
+    (folder / "a" / "node.toml").write_text("start_with = 2\n")
 
 
 def test_two_machines_of_one_network_meet_without_an_address_that_leads_anywhere(

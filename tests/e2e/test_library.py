@@ -157,7 +157,7 @@ attempt(link, model)
 say("joined")
 """
     state = tmp_path / "user"
-    with founder(tmp_path / "founder", rounds=100_000, wait_seats=0) as first:
+    with founder(tmp_path / "founder", rounds=100_000, start_with=1) as first:
         peer = first.address.rpartition("/")[2]
         user = program(tmp_path / "b", does, first.link, peer, str(state))
         told = user.rest()
@@ -196,7 +196,7 @@ def test_command_joins_with_the_file_that_the_run_names_and_with_no_other(tmp_pa
         assert done.returncode == 2, done.stderr
         return " ".join(done.stderr.split())
 
-    with founder(tmp_path / "founder", rounds=100_000, wait_seats=0) as first:
+    with founder(tmp_path / "founder", rounds=100_000, start_with=1) as first:
         assert "ask the founder for it and give its path with --model-file" in refused()
         assert "a link never brings code" in refused("--model-file", str(wrong))
         assert not (tmp_path / "ran").exists()

@@ -188,11 +188,13 @@ def verify(path: Path) -> int:
     return subprocess.run(command, env=env, capture_output=True, timeout=60, check=False).returncode
 
 
-def test_liar_is_banned_by_audits_and_the_evidence_stands_alone(tmp_path):
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("fragments", ["4", "1"])
+def test_liar_is_banned_by_audits_and_the_evidence_stands_alone(tmp_path, fragments):
     ended = run_local(
         tmp_path / "out",
         *("--peers", "5", "--rounds", "16", "--attack", "scale:0.25", "--audits", "1.0"),
-        *("--seed", "5", *SMALL),
+        *("--seed", "5", "--fragments", fragments, *SMALL),
     )
     report = ended.report
     assert ended.status == 0, ended.said[-4000:]
@@ -211,11 +213,14 @@ def test_liar_is_banned_by_audits_and_the_evidence_stands_alone(tmp_path):
     assert verify(path) != 0
 
 
-def test_audits_of_honest_nodes_ban_nobody_and_kills_leave_no_gap_in_the_chain(tmp_path):
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("fragments", ["3", "1"])
+def test_audits_of_honest_nodes_ban_nobody_and_kills_leave_no_gap_in_the_chain(tmp_path, fragments):
     ended = run_local(
         tmp_path / "out",
         *("--peers", "4", "--duration", "40s", "--trust", "open", "--audits", "1.0"),
         *("--chaos", "kill", "--every", "8s", "--seed", "3", *SMALL),
+        *("--fragments", fragments),
     )
     report = ended.report
     assert ended.status == 0, ended.said[-4000:]

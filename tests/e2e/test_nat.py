@@ -48,7 +48,7 @@ def founded(folder: Path, **changes: str) -> None:
     """A run whose founder waits for two joiners with its first round."""
     write_run_file(folder, **(SMALL | {"rounds": "100000"} | changes))
     (folder / "a").mkdir()
-    (folder / "a" / "node.toml").write_text("wait_seats = 2\n")
+    (folder / "a" / "node.toml").write_text("start_with = 3\n")
 
 
 @pytest.mark.parametrize("is_symmetric", [False, True], ids=["kept-ports", "symmetric"])
@@ -77,7 +77,7 @@ def test_forwarded_port_is_found_announced_and_enough_when_the_bootstrap_node_is
     tmp_path: Path,
 ) -> None:
     founded(tmp_path)
-    (tmp_path / "a" / "node.toml").write_text("wait_seats = 1\n")
+    (tmp_path / "a" / "node.toml").write_text("start_with = 2\n")
     with (
         nat_lab() as lab,
         bootstrap(lab, tmp_path, "pub") as (pub, address),
@@ -110,7 +110,7 @@ def test_forwarded_port_is_found_announced_and_enough_when_the_bootstrap_node_is
 
 def test_port_that_the_router_gives_is_announced_and_given_back(tmp_path: Path) -> None:
     founded(tmp_path)
-    (tmp_path / "a" / "node.toml").write_text("wait_seats = 1\n")
+    (tmp_path / "a" / "node.toml").write_text("start_with = 2\n")
     host = "198.51.100.21"
     line = [sys.executable, "-P", "-m", "tests.e2e.nat_pmp_gateway", host]
     with (

@@ -2,8 +2,10 @@
 
 import json
 import os
+import pty
 import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,9 @@ from node.state.stored_manifest import read_signed_manifest
 from protocol.identity import Ed25519Signer
 from protocol.manifest import RunManifest
 from sim.demo.result import anchors_equal, final_checkpoint
+from tests.e2e.demo_command import environment
 from tests.e2e.node_command import (
+    COMMAND,
     LINK,
     LOOPBACK,
     SMALL,
@@ -48,7 +52,7 @@ def manifest_of(state: Path) -> RunManifest:
 def wait_for_joiner(folder: Path, state: str) -> None:
     """Have a founder hold its first round for a joiner: these runs are short."""
     (folder / state).mkdir()
-    (folder / state / "node.toml").write_text("wait_seats = 1\nwait_seats_s = 120.0\n")
+    (folder / state / "node.toml").write_text("start_with = 2\nstart_within_s = 120.0\n")
 
 
 def test_founder_and_joiner_finish_with_equal_weights(tmp_path: Path) -> None:
@@ -80,15 +84,42 @@ def test_file_as_init_writes_it_trains_on_a_processor(tmp_path: Path) -> None:
     write_run_file(tmp_path)
     with node(tmp_path, "a", "run", "run.toml", "--device", "cpu", *LOOPBACK) as a:
         loss = float(a.wait_for(r"round +3 of 200 sealed: 1 of 1 listed, loss ([0-9.]+)"))
-        first = float(a.wait_for(r"held-out loss ([0-9.]+) after round 0"))
-        assert loss < first - 1.0
+        assert loss < 4.5  # Of genesis it is 5.7.
+        assert float(a.wait_for(r"held-out loss ([0-9.]+) after round \d+")) < 6.0
         a.interrupt()
         assert a.exit_status() == 130
 
 
+def test_founder_in_a_terminal_waits_for_a_peer_until_enter(tmp_path: Path) -> None:
+    write_run_file(tmp_path, **SMALL)
+    line = [*COMMAND, "run", "run.toml", *LOOPBACK, "--state", "a"]
+    child, terminal = pty.fork()
+    if not child:
+        os.chdir(tmp_path)
+        os.execve(line[0], line, environment())
+    said, is_pressed, status = b"", False, -1
+    try:
+        # Read as it comes: at its end a terminal gives an error, or nothing.
+        with suppress(OSError):
+            while part := os.read(terminal, 4096):
+                said += part
+                if b"held-out loss" in said and not is_pressed:
+                    assert b"Enter starts at once" in said
+                    assert b"round 1 of 6" not in said
+                    wait(1.0)
+                    os.write(terminal, b"\r")
+                    is_pressed = True
+    finally:
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        os.close(terminal)
+    assert status == 0, said.decode()
+    assert b"starts without waiting for 1 peer" in said
+    assert b"round 6 of 6 sealed: 1 of 1 listed" in said
+
+
 def test_events_and_status_are_json(tmp_path: Path) -> None:
     write_run_file(tmp_path, **SMALL)
-    done = command(tmp_path, "run", "run.toml", "--json", *LOOPBACK, "--state", "a")
+    done = command(tmp_path, "run", "run.toml", "--alone", "--json", *LOOPBACK, "--state", "a")
     assert done.returncode == 0, done.stderr
     events = [json.loads(line) for line in done.stdout.splitlines()]
     kinds = [event["event"] for event in events]
@@ -122,7 +153,9 @@ def test_nodes_that_were_killed_find_each_other_again(tmp_path: Path) -> None:
 
 def test_changed_run_file_is_refused_and_the_running_one_untouched(tmp_path: Path) -> None:
     write_run_file(tmp_path, **SMALL)
-    assert command(tmp_path, "run", "run.toml", *LOOPBACK, "--state", "a").returncode == 0
+    assert (
+        command(tmp_path, "run", "run.toml", "--alone", *LOOPBACK, "--state", "a").returncode == 0
+    )
     text = (tmp_path / "run.toml").read_text()
     (tmp_path / "run.toml").write_text(text.replace("batch = 4", "batch = 5"))
     done = command(tmp_path, "run", "run.toml", *LOOPBACK, "--state", "a")

@@ -96,7 +96,7 @@ def test_component_keeps_the_promises_of_its_registry(
     assert re.search(r"^\d+ passed, \d+ deselected", text, re.MULTILINE)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("path", "tensors"), [(EXAMPLES / "own_model.py", 7), (EXAMPLES / "plain_loop.py", 7)]
 )

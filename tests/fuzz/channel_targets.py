@@ -20,6 +20,7 @@ from training.channel.exchange import RunClock
 from training.channel.frames import (
     FROM_USER,
     TO_USER,
+    AnchorRead,
     Attach,
     Audit,
     Audited,
@@ -64,6 +65,7 @@ TO_TRAINER_FRAMES = (
         before=bytes(32),
         residual_before=bytes(32),
         inherited=((bytes(32), b"\x01" * 32),),
+        since=6,
     ),
     Failed(kind="ConfigError", message="no such thing", field=""),
 )
@@ -87,7 +89,8 @@ FROM_TRAINER_FRAMES = (
     ),
     Audited(number=3, found=b"\x02" * 32),
     Progress(step=7, loss=1.25),
-    Validation(round=4, loss=1.75),
+    AnchorRead(),
+    Validation(windows=16, of_windows=128, round=4, loss=1.75),
     Leaving(),
 )
 

@@ -46,8 +46,11 @@ from training.device.inner import (
 )
 from training.files.exported import read_provenance, read_tensors, write_export
 from training.files.state import META_FILE, load_checkpoint, named_tensors
+from training.files.tensor_file import read_metadata
 from training.files.tensor_file import read_tensors as read_tensor_file
 from training.loop.inner_state import InnerFolder, InnerState
+from training.loop.moments import MOMENTS_FILE, MomentsFile
+from training.loop.sums import read_sums
 from training.models.building import build_model
 from training.models.genesis import genesis_weights
 
@@ -113,6 +116,14 @@ def _with_digest(body: bytes) -> bytes:
     return body + blake3(body).digest()
 
 
+SUMS = np.arange(24, dtype="<f4").tobytes()
+
+
+def _read_sums(path: Path) -> None:
+    """With the digest of what is read: else only one file has a chance."""
+    read_sums(path, (8, 16), blake3(path.read_bytes()).digest())
+
+
 def _tensor_file(state: InnerState | None = None) -> tuple[bytes, ...]:
     with tempfile.TemporaryDirectory() as folder:
         InnerFolder(Path(folder), MANIFEST).save(state or inner_state(3))
@@ -126,6 +137,10 @@ def _read_inner(data: bytes, folder: Path) -> None:
         raise CheckpointError("passed over")
     assert found.round == 3
     assert all(x_N is None or x_N.dtype == np.float32 for x_N in found.residuals)
+
+
+def _read_moments_file(path: Path) -> object:
+    return MomentsFile(path.parent, {}).read(tensors_max=40)
 
 
 def _read_moments(data: bytes, folder: Path) -> None:
@@ -179,11 +194,11 @@ def _trace_file() -> tuple[bytes, ...]:
         zeros_N = np.zeros(TRACED.layout(0).numel, np.float32)
         state = SegmentState(zeros_N, (zeros_N,) * MOMENTS, 1)
         writer = TraceFolder(Path(folder), TRACED).writer(
-            SegmentPlace(round=1, step=0, segment=0, lease=((0, 1),))
+            SegmentPlace(round=1, step=0, segment=0, lease=((0, 1),)), zeros_N
         )
         writer.add(state)
         writer.add(state)
-        writer.close(state, None)
+        writer.close(None)
         return ((Path(folder) / "round-000001.trace").read_bytes(),)
 
 
@@ -260,6 +275,37 @@ TARGETS = [
         examples=_tensor_file,
         wrap=_with_digest,
         memory_base=FILE_BYTES + PACKER_BYTES,
+        memory_factor=8,
+    ),
+    Target(
+        name="text of a tensor file",
+        covers=("training.files.tensor_file.read_metadata",),
+        read=from_file(read_metadata, "x.safetensors"),
+        errors=(CheckpointError,),
+        examples=_tensor_file,
+        wrap=_with_digest,
+        memory_base=FILE_BYTES + PACKER_BYTES,
+        memory_factor=8,
+    ),
+    Target(
+        name="moments of their own file",
+        covers=("training.loop.moments.MomentsFile.read",),
+        read=from_file(
+            lambda path: MomentsFile(path.parent, {}).read(tensors_max=40), MOMENTS_FILE
+        ),
+        errors=(),
+        examples=_tensor_file,
+        wrap=_with_digest,
+        memory_base=FILE_BYTES + PACKER_BYTES,
+        memory_factor=8,
+    ),
+    Target(
+        name="sums",
+        covers=("training.loop.sums.read_sums",),
+        read=from_file(_read_sums, "round-000003.sums"),
+        errors=(CheckpointError,),
+        examples=lambda: (SUMS,),
+        memory_base=FILE_BYTES,
         memory_factor=8,
     ),
     Target(

@@ -34,7 +34,7 @@ TARGETS: list[Target] = [
     *user_targets.TARGETS,
 ]
 
-FEW_EXAMPLES = 5
+FEW_EXAMPLES = 3
 SOME_EXAMPLES = 25
 MANY_EXAMPLES = 1000
 

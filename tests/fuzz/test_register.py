@@ -43,6 +43,7 @@ EXEMPT = {
     "node.holdings.shard_store.ShardStore.decode": "payloads that the codec has taken one by one",
     "node.processes.children.open_json_child": "opens; a child of our own, told by its parent",
     "node.processes.children.read_lines": "lines to parse_event, which is fuzzed, or of our own",
+    "node.processes.machine.read_machine": "what the system says of itself",
     "node.state.known_peers.read_table": "a file to read_known_peers, which is fuzzed",
     "node.reporting.trace_file.read_trace": "lines to parse_trace_line, which is fuzzed",
     "node.trainers.trainer.Trainer.read_events": "frames that FrameReader.feed has made",

@@ -62,7 +62,8 @@ def busy_snapshot(now_s: float = 10.0) -> Snapshot:
     board.emit("trainer_ready", device="cpu", precision="float32", threads=2, micro_batch=8)
     board.emit("progress", step=40, loss=2.25)
     board.emit("phase", round=5, phase="pushing", attempt=0)
-    board.emit("validation", round=1, loss=2.5)
+    board.emit("validation", round=1, loss=2.5, windows=48, of_windows=128)
+    board.emit("times", steps=40, round_s=50.0, train_s=45.0, encode_s=3.0, wait_s=2.0)
     for round_index in (1, 2):
         board.emit("sealed", **sealed(round_index))
     board.emit("fault", peer=peer_id_text(C), reason=HOSTILE)

@@ -64,7 +64,15 @@ def test_preset_that_cannot_be_run_as_it_is_can_be_with_another_key(tmp_path: Pa
     [
         ("[audits]\nrate = 0.2", "friends trust each other"),
         ("trust = 'open'\n[audits]\nrate = 2.0", "it must be 0.0 to 1.0"),
-        ("trust = 'open'\n[outer]\nfragments = 3\n[audits]\nrate = 0.1", "one fragment"),
+        (
+            "trust = 'open'\n[outer]\nfragments = 3\noverlap = 2\n[audits]\nrate = 0.1",
+            "one round in flight",
+        ),
+        (
+            "trust = 'open'\n[outer]\npreset = 'streaming_diloco'\noverlap = 1\n"
+            "[audits]\nrate = 0.1",
+            "mix of anchor and own weights",
+        ),
         ("trust = 'open'\n[inner]\ninner_steps = 4\n[audits]\nrate = 0.1", "4 inner steps"),
         ("trust = 'open'\n[outer]\npreset = 'auto'\n[audits]\nrate = 0.1", "equal steps"),
     ],

@@ -42,6 +42,7 @@ def test_error_that_names_what_a_file_said_moves_no_cursor(tmp_path: Path) -> No
     assert b"\\x1b[2J.py: No such file" in done.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform == "win32", reason="closes the output as a POSIX shell does")
 def test_json_that_nobody_takes_is_no_error(tmp_path: Path) -> None:
     script = '"$0" -P -m node.cli init "$1" --json >&-'
@@ -50,7 +51,7 @@ def test_json_that_nobody_takes_is_no_error(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("words", "why"),
     [
@@ -105,6 +106,7 @@ def test_end_of_a_command_that_told_people_itself_has_a_reason_if_it_failed(
     assert why_ended(SystemExit(code)) == why
 
 
+@pytest.mark.quick(2)
 @pytest.mark.skipif(sys.platform == "win32", reason="closes streams as a POSIX shell does")
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-", "2>&-", "0<&- 1>&- 2>&-"])
 def test_streams_that_are_closed_take_bytes_and_leave_their_numbers_to_no_other_file(
@@ -148,7 +150,7 @@ cli.main()
 """
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [
@@ -175,7 +177,7 @@ def test_every_command_tells_what_the_system_refused_and_shows_bugs(
     assert ("Traceback" in done.stderr) == (said == "Traceback")
 
 
-@pytest.mark.quick(2)
+@pytest.mark.extended
 @pytest.mark.skipif(not FULL.exists(), reason="has no device that is always full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize(
@@ -207,7 +209,7 @@ def test_standard_error_that_takes_nothing_leaves_the_exit_status(tmp_path: Path
     assert done.returncode == 2
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.net
 @pytest.mark.parametrize(
     ("words", "named"),

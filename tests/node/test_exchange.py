@@ -65,6 +65,9 @@ class NoWork:
     def adopted(self, anchor_N) -> None:
         pass
 
+    def results_here(self) -> None:
+        pass
+
 
 @asynccontextmanager
 async def working(folder: Path) -> AsyncIterator[tuple[Driver, trio.Nursery]]:

@@ -44,11 +44,11 @@ def test_file_sets_what_the_command_does_not(tmp_path: Path) -> None:
     text = 'listen = "/ip4/127.0.0.1/tcp/4001"\nthreads = 3\nlinger_s = 2\nlog_level = "debug"\n'
     found = config(
         tmp_path,
-        text + "status_port = 4242\nwait_seats_s = 90\nis_observer = true\nsecurity = 'noise'",
+        text + "status_port = 4242\nstart_within_s = 90\nis_observer = true\nsecurity = 'noise'",
         threads=5,
     )
     assert (found.listen_port, found.threads, found.linger_s) == (4001, 5, 2.0)
-    assert found.wait_seats_s == 90.0
+    assert found.start_within_s == 90.0
     assert found.security == "noise"
     assert (found.log_level, found.status_port, found.is_observer) == ("debug", 4242, True)
     assert (found.state, found.manifest) == (tmp_path, tmp_path / "m")
@@ -87,7 +87,8 @@ def test_peers_of_the_command_are_asked_besides_those_of_the_file(tmp_path: Path
         ("status_port = 70000", "status_port: 70000 is not within 0..65535"),
         ("linger_s = -1", "linger_s: -1.0 is not within"),
         ("security = 'ssl'", "security: 'ssl' is none of tls, noise"),
-        ("wait_seats_s = nan", "wait_seats_s: nan is not within 0..86400"),
+        ("start_within_s = nan", "start_within_s: nan is not within 0..2678400"),
+        ("start_with = 0", "start_with: 0 is not within 1..64"),
         ("relay_gib = -1", "relay_gib: -1.0 is not within 0..1048576"),
         ("relay_mbit = 1e7", "relay_mbit: 10000000.0 is not within 0..1e6"),
         ("threads = [", "node.toml: no TOML"),

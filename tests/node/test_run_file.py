@@ -65,6 +65,7 @@ def test_files_that_are_written_are_those_of_before_to_the_byte() -> None:
     assert node_file_text() == (golden / "node.toml").read_text("utf-8")
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("length", [60, 72, 80, 100, 128])
 def test_no_title_is_so_long_that_its_comment_is_cut_within_a_word(length: int) -> None:
     short, long = (
@@ -375,6 +376,7 @@ def outer_of(folder: Path, text: str) -> OuterSpec:
     return build_manifest(read(folder, text), FOUNDER, path).outer
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", sorted(set(PRESETS) - set(IN_PROCESS)))
 def test_preset_is_written_out_into_a_manifest_that_can_be_signed(
     tmp_path: Path, name: str

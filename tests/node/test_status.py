@@ -54,7 +54,7 @@ def test_validation_finds_its_round_before_and_after_the_seal() -> None:
     board.emit("sealed", **sealed(2))
     board.emit("validation", round=2, loss=3.5)
     assert [record.validation_loss for record in board.rounds] == [4.5, 3.5]
-    assert board.validations[0] == 5.5
+    assert board.validations[0].loss == 5.5
 
 
 def test_trainer_is_what_it_said_last_and_a_new_one_has_said_nothing() -> None:

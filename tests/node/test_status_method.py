@@ -46,11 +46,11 @@ def test_choice_and_its_reason_are_told_in_json_and_to_people() -> None:
     text = drawn(status)
     assert "auto, codec ternary; 120 steps a round of at most 400" in text
     assert "to arrive with the others" in text
-    assert "a step 100 ms, an exchange 0.60 s, 94% of the time training" in text
+    assert "a step 100 ms, an exchange 0.60 s, 94% of the time in steps" in text
 
 
 @pytest.mark.parametrize("events", [(), ({**TOLD, "step_s": None, "exchange_s": None},)])
 def test_what_is_not_measured_yet_is_not_told(events: tuple[dict[str, Any], ...]) -> None:
     status = status_after(*events)
     assert (status.method is None) == (not events)
-    assert "of the time training" not in drawn(status)
+    assert "of the time in steps" not in drawn(status)

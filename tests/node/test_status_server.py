@@ -17,7 +17,7 @@ import trio
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.status.client import FoundApi, ask
-from node.status.records import TOKEN_FILE, NodeStatus, PeerTable, RoundTable, from_plain
+from node.status.records import PHASES, TOKEN_FILE, NodeStatus, PeerTable, RoundTable, from_plain
 from node.status.server import Bucket, ServerLimits, _Desk, serve_status
 from protocol.errors import ConfigError
 from tests.node.status_scene import board_at, busy_snapshot
@@ -300,6 +300,16 @@ async def test_metrics_are_what_prometheus_reads(tmp_path: Path) -> None:
         assert values["barnraise_rounds_sealed_total"] == 2.0
         assert values["barnraise_sealed_round_duration_seconds"] == 1.5
         assert values["barnraise_validation_loss_nats_per_byte"] == 2.5
+        assert values["barnraise_validation_windows"] == 48.0
+        assert values["barnraise_step_seconds"] == 45.0 / 40
+        assert values["barnraise_trainer_rounds_seconds_total"] == 50.0
+        spent = {
+            sample.labels["phase"]: sample.value
+            for family in families
+            for sample in family.samples
+            if sample.name == "barnraise_phase_seconds_total"
+        }
+        assert spent == dict.fromkeys(PHASES, 0.0) | {"train": 45.0, "encode": 3.0, "wait": 2.0}
         assert values["barnraise_uptime_seconds"] == 10.0
         assert samples["barnraise_node_info"].labels["title"] == "simulated"
         states = {

@@ -41,6 +41,7 @@ from tests.sim.worlds import world_of
 STATUS_KEYS = {
     *("device_class", "is_audited", "unaudited_share"),
     "catching_up",
+    *("validation_windows", "validation_of", "last_times", "total_times"),
     *("schema", "age_s", "pid", "peer", "addresses", "run", "title", "state", "round"),
     *("banned", "rounds_total", "attempt", "members", "voters", "is_member", "is_voter"),
     "was_listed",
@@ -300,7 +301,11 @@ def test_json_has_the_keys_that_are_promised() -> None:
     assert set(rounds["rounds"][0]) == {
         *("round", "digest", "listed", "was_listed", "members", "voters", "attempt", "wall_s"),
         *("bytes_up", "bytes_down", "train_loss", "validation_loss"),
+        *("validation_windows", "validation_of"),
     }
+    phases = ("train_s", "validate_s", "encode_s", "save_s", "exchange_s", "seal_s", "wait_s")
+    for times in (body["last_times"], body["total_times"]):
+        assert set(times) == {"steps", "round_s", "audit_s", *phases}
 
 
 @pytest.mark.parametrize("name", ["status", "peers", "rounds"])

@@ -156,7 +156,7 @@ def test_roots_follow_the_definition():
     assert merkle_proof([a, b, c], 2) == (pair,)
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("count", COUNTS)
 def test_every_node_proves_its_place_and_no_other(count):
     level = nodes(count)
@@ -168,7 +168,7 @@ def test_every_node_proves_its_place_and_no_other(count):
         assert places == [index]
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("count", COUNTS)
 def test_flipped_bit_of_node_proof_or_root_is_refused(count, seed):
     rng = random.Random(f"{seed}/{count}")
@@ -188,7 +188,7 @@ def test_flipped_bit_of_node_proof_or_root_is_refused(count, seed):
             assert not holds(root, node, wrong, index, count)
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("count", COUNTS)
 def test_proof_with_more_fewer_or_swapped_nodes_is_refused(count):
     level = nodes(count)
@@ -214,7 +214,7 @@ def way(index: int, count: int) -> list[int]:
     return turns
 
 
-@pytest.mark.quick(20)
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("count", COUNTS)
 def test_proof_in_a_tree_of_another_count_holds_only_where_the_way_is_the_same(count):
     level = nodes(count)

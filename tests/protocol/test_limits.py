@@ -99,7 +99,7 @@ def encode_scalar(value: str | int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=settings().max_examples // 10)
 @given(data=st.data())
 def test_no_value_is_longer_than_the_annotations_say(kind, data):
     """So that the sums below are to be trusted."""

@@ -33,7 +33,7 @@ from tests.protocol.vectors import EXAMPLES
 
 
 @pytest.mark.parametrize("kind", TYPES)
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=settings().max_examples // 5)
 @given(data=st.data())
 def test_value_decodes_to_itself(kind, data):
     value = data.draw(values(kind))
@@ -145,6 +145,7 @@ def strangers(kind: Any, limit: object, item: Any) -> list[Any]:
     return wrong
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
 def test_no_field_takes_what_does_not_belong_there(example):
     kind = type(example)
@@ -192,6 +193,7 @@ def spellings(item: Any) -> list[bytes]:
     ]
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
 def test_no_value_has_a_second_spelling(example):
     kind, canonical = type(example), encode(example)
@@ -218,6 +220,7 @@ def test_equal_floats_have_equal_bytes():
         encode(Setting("name", -0.0))
 
 
+@pytest.mark.quick(20)
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
 def test_bytes_behind_or_missing_are_refused(example):
     kind, data = type(example), encode(example)

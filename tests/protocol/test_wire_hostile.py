@@ -45,6 +45,7 @@ def test_random_msgpack_raises_nothing_but_decode_errors(tree):
         refuses(kind, data)
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
 def test_flipped_bytes_raise_nothing_but_decode_errors(example, seed):
     kind, data = type(example), encode(example)
@@ -56,6 +57,7 @@ def test_flipped_bytes_raise_nothing_but_decode_errors(example, seed):
             refuses(kind, bytes(flipped))
 
 
+@pytest.mark.quick(8)
 @pytest.mark.parametrize("example", EXAMPLES.values(), ids=EXAMPLES)
 def test_bytes_put_in_or_taken_out_raise_nothing_but_decode_errors(example, seed):
     kind, data = type(example), encode(example)

@@ -1,6 +1,6 @@
 """The golden bytes of wire version 1: one example of everything that travels.
 
-`tests/vectors/wire-v2.json` holds what this module makes. A test compares the two and never
+`tests/vectors/wire-v3.json` holds what this module makes. A test compares the two and never
 writes. Whoever changes the wire on purpose raises WIRE_VERSION, writes the file anew with
 
     python -m tests.protocol.vectors --write
@@ -26,6 +26,8 @@ from protocol.frames import (
     Hello,
     Lacking,
     Messages,
+    Phase,
+    Progress,
     Refusal,
     StatusAnswer,
     StatusAsk,
@@ -92,7 +94,7 @@ from tests.protocol.entry_vectors import entry_vectors
 from tests.protocol.manifest_vector import MANIFEST as MANIFEST
 from tests.protocol.manifest_vector import SIGNER as SIGNER
 
-PATH = Path(__file__).parent.parent / "vectors" / "wire-v2.json"
+PATH = Path(__file__).parent.parent / "vectors" / "wire-v3.json"
 
 OTHER = Ed25519Signer(bytes(range(32, 64)))
 PEERS = tuple(sorted((SIGNER.peer_id, OTHER.peer_id)))
@@ -266,6 +268,7 @@ FRAMES: tuple[Frame, ...] = (
         links=PEERS,
         silent=PEERS[1:],
         branch=(BranchEnd(final=39, head=BEFORE),),
+        progress=(Progress(shard=0, round=41, phase=Phase.TRAIN, done=12, total=50, end_s=38),),
     ),
     Messages(messages=(SIGNED[Kind.VOTE], SIGNED[Kind.LEAVE])),
     Want(bulk=Bulk.STEP, subject=BASIS, first=70_000, bits=b"\x05\x00\x80"),

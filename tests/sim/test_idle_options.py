@@ -7,6 +7,7 @@ from node.commands.app import app
 from sim import commands  # noqa: F401 - they register
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize(
     ("words", "why"),
     [

@@ -46,7 +46,7 @@ SETTINGS = {
     "heartbeat_s": "30.0",
     "suspect_s": "60.0",
 }
-NODE_FILE = "wait_seats = 1\nwait_seats_s = 120.0\n"
+NODE_FILE = "start_with = 2\nstart_within_s = 120.0\n"
 """The founder holds its first round until the other node is there."""
 ROUNDS_SKIPPED = 2
 """The first rounds, in which the nodes meet and fill their caches."""

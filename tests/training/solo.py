@@ -65,6 +65,11 @@ class Solo(OneInFlight):
         self.clock = RunClock(round=0, step=0, tokens=0)
         self.was_listed = False
         self.left_deaths = dict(self.deaths)
+        self.listed_rounds: set[int] = set()
+
+    def open_store(self) -> InnerFolder:
+        """What a life of the trainer keeps its rounds in."""
+        return InnerFolder(self.folder, self.manifest)
 
     @property
     def anchor(self) -> Weights:
@@ -78,7 +83,13 @@ class Solo(OneInFlight):
     @property
     def lease(self) -> Lease:
         index = self.clock.round
-        return ((index, index + 1),) if index < self.manifest.rounds else ()
+        return self.lease_of(index) if index < self.manifest.rounds else ()
+
+    def lease_of(self, index: int) -> Lease:
+        """As many samples as H steps take, in every round others."""
+        inner = self.manifest.inner
+        size = inner.inner_steps * inner.batch
+        return ((index * size, (index + 1) * size),)
 
     @property
     def start(self) -> RunStart:
@@ -127,6 +138,7 @@ class Solo(OneInFlight):
         if self.was_listed:
             assert contribution is not None
             total_N += self.decoded(contribution)
+            self.listed_rounds.add(index)
         self.anchors[self.fragment] = before_N - np.float32(0.35) * total_N
         self.clock = RunClock(
             round=index + 1,
@@ -156,7 +168,8 @@ class Solo(OneInFlight):
     def batch(self, lease: Lease, step: int) -> NDArray[np.uint8]:
         inner_steps = self.manifest.inner.inner_steps
         windows = random_windows(self.seed, self.manifest.rounds * inner_steps)
-        batch_BW: NDArray[np.uint8] = windows[lease[0][0] * inner_steps + step]
+        index = lease[0][0] // (inner_steps * self.manifest.inner.batch)
+        batch_BW: NDArray[np.uint8] = windows[index * inner_steps + step]
         return batch_BW
 
     def live(self) -> "Trained":
@@ -164,7 +177,7 @@ class Solo(OneInFlight):
         manifest = self.manifest
         model = build_model(manifest)
         optimizer = make_optimizer(model, manifest.inner)
-        store = InnerFolder(self.folder, manifest)
+        store = self.store = self.open_store()
         tracer = None
         if manifest.audits.rate:
             tracer = RoundTracer(model, optimizer, manifest, self.traces)

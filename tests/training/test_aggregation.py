@@ -58,6 +58,7 @@ def test_inputs_are_only_read(name: str, seed: int) -> None:
     assert (updates_PN.tobytes(), tokens_P.tobytes()) == before
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_row_that_is_not_finite_is_refused_by_number(name: str, seed: int, bad: float) -> None:
     updates_PN = updates_of(seed)
@@ -66,6 +67,7 @@ def test_row_that_is_not_finite_is_refused_by_number(name: str, seed: int, bad: 
         AGGREGATORS[name](f=1)(updates_PN)
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize(
     "weights",
     [[1.0] * (PEERS - 1), [-1.0] + [1.0] * (PEERS - 1), [np.nan] * PEERS, [0.0] * PEERS],
@@ -76,6 +78,7 @@ def test_weights_that_make_no_sense_are_refused(name: str, seed: int, weights: l
         AGGREGATORS[name](f=1)(updates_of(seed), np.array(weights))
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("shape", [(0, 5), (5,), (2, 3, 4)])
 def test_updates_that_are_no_matrix_are_refused(name: str, shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="peers, elements"):

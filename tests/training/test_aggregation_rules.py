@@ -121,6 +121,7 @@ def test_buckets_hold_every_row_once_and_follow_the_seed(seed: int) -> None:
     assert relative_error(rule(rows_PN).value, wanted_N) < 1e-4
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("step", list(PRE_STEPS))
 @pytest.mark.parametrize("name", list(AGGREGATORS))
 def test_every_rule_takes_every_step_before_it(name: str, step: str, seed: int) -> None:
@@ -135,6 +136,7 @@ def test_every_rule_takes_every_step_before_it(name: str, step: str, seed: int) 
     assert away < np.linalg.norm(rows_PN - rows_PN.mean(axis=0), axis=1).max()
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("size", [-10.0, 1e6, 1e30])
 @pytest.mark.parametrize("name", ROBUST)
 def test_liars_of_any_size_move_no_rule_beyond_the_honest(

@@ -142,6 +142,7 @@ def rules_of(name: str, numel: int) -> StepRules:
     return StepRules(layout, outer, RandomShiftCodec(), anchors=spare, spare=spare)
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("name", list(OUTER_OPTIMIZERS))
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("numel", [600, 2 * BLOCK, 5 * BLOCK + 77])

@@ -68,6 +68,7 @@ def vector(seed: int, numel: int, scale: float = 1e-2) -> NDArray[np.float32]:
     return (np.random.default_rng(seed).normal(size=numel) * scale).astype(np.float32)
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("numel", SIZES)
 def test_payload_has_exactly_the_announced_size(name: str, numel: int, seed: int) -> None:
@@ -108,6 +109,7 @@ def test_codec_is_biased_where_its_errors_do_not_average_out(name: str, seed: in
     assert codecs[0].is_biased == (on_average > 0.2 * np.linalg.norm(errors[0]))
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_no_vector_is_worse_served_than_by_nothing(name: str, shape: str, seed: int) -> None:
@@ -186,6 +188,7 @@ def test_no_bytes_decode_to_something_that_is_not_finite(name: str, seed: int) -
         assert np.isfinite(x_N).all()
 
 
+@pytest.mark.quick(each="name")
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_vector_that_is_not_finite_is_not_encoded(name: str, bad: float) -> None:

@@ -91,6 +91,7 @@ def trained(manifest: RunManifest, seed: int, *, is_far: bool) -> tuple[list[byt
 QUICK = ("diloco_ternary", "scaffold", "sparseloco")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     "preset",
     [

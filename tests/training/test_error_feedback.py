@@ -16,7 +16,7 @@ def decode_all(
     return np.concatenate([codec.decode(p, n) for p, n in zip(payloads, sizes, strict=True)])
 
 
-@pytest.mark.quick(each="name")
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("beta", [0.5, 0.95, 1.0])
 def test_feedback_conserves_what_the_codec_loses(name: str, beta: float, seed: int) -> None:
@@ -61,7 +61,7 @@ def test_feedback_conserves_what_the_codec_loses(name: str, beta: float, seed: i
         assert np.abs(before_N).max() > 0.0
 
 
-@pytest.mark.quick(4)
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_without_feedback_the_losses_of_a_codec_do_add_up(name: str, seed: int) -> None:
     """What E4 is about: drift that the codec leaves out arrives late, but it arrives."""

@@ -56,6 +56,7 @@ def trained(manifest: RunManifest, seed: int, replicas: int) -> tuple[Swarm, lis
     return swarm, run_replicas(swarm, train)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("codec", ["fp16", "int4"])
 def test_outcomes_that_are_here_at_once_change_no_bit(seed: int, codec: str) -> None:
     """E5: tau 0 and nothing of the drift kept is what it is with one round in flight."""

@@ -28,6 +28,7 @@ def test_indices_survive_their_code(code: IndexCode, count: int, bound: int, see
     assert code.unpack(packed, count, bound).tolist() == index_Rk.tolist()
 
 
+@pytest.mark.quick(6)
 @every_code
 @every_shape
 def test_bytes_with_a_flipped_bit_are_other_indices_or_refused(

@@ -75,7 +75,7 @@ def test_sums_and_norms_have_the_bits_of_numpy(kind: str, numel: int, seed: int)
     assert_same_bits(lambda: [np.float64(squared_norm(row_N)).tobytes() for row_N in wide])
 
 
-@pytest.mark.quick(14)
+@pytest.mark.quick(4)
 @compiled
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 16, 33, 64])
@@ -97,6 +97,7 @@ def aggregated(name: str, x_PN: NDArray[np.float32]) -> list[bytes]:
     return [found.value.tobytes(), found.scores.tobytes()]
 
 
+@pytest.mark.quick(each="name")
 @compiled
 @pytest.mark.parametrize("name", list(AGGREGATORS))
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,6 +131,7 @@ def coded(codec: Codec, x_N: NDArray[np.float32]) -> list[bytes]:
     return [payload, codec.decode(payload, len(x_N)).tobytes()]
 
 
+@pytest.mark.quick(each="name")
 @compiled
 @pytest.mark.parametrize("name", list(CODECS))
 @pytest.mark.parametrize("kind", KINDS)

@@ -115,6 +115,7 @@ def test_one_step_delay_equals_its_reference(seed: int, momentum: float) -> None
     assert np.array_equal(found[0][0], genesis_weights(manifest)[0])
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_eager_equals_its_reference(seed: int, momentum: float) -> None:
     """Kale et al. 2025 with weights and momentum of each replica: own fresh part, others' stale."""
@@ -152,6 +153,7 @@ def test_eager_of_one_replica_is_diloco(seed: int, codec: str) -> None:
     assert not np.array_equal(delayed.anchor, eager.anchor)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("preset", DELAYED)
 def test_what_was_applied_is_what_was_sealed(seed: int, preset: str) -> None:
     """Off by one round in time, by nothing in the sum; all replicas end with equal bits."""
@@ -233,6 +235,7 @@ def test_drift_counts_from_the_version_that_named_the_round(
     assert run.sent == calm.sent
 
 
+@pytest.mark.quick(4)
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)

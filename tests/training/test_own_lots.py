@@ -36,6 +36,7 @@ def test_vector_of_which_one_element_is_another_draws_other_lots(change: str, se
     assert len(found) == 1 + len(places)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("numel", [3000, _FOLD + 3000])
 def test_what_is_sent_of_nearly_the_same_vector_is_right_on_average(numel: int, seed: int) -> None:
     """As of a swarm that has come to rest: from round to round signs of single elements change."""

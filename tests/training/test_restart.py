@@ -41,6 +41,7 @@ def in_fragments(codec: str) -> RunManifest:
     return replace(manifest, shards=shards, rounds=2 * ROUNDS)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
 def test_a_restart_between_fragments_changes_no_bit(tmp_path, seed, moment) -> None:
     """What drifts against the anchors of other rounds is kept as well."""
@@ -78,6 +79,7 @@ def never_killed(codec: str, folder, seed: int, unlisted=frozenset()) -> tuple[S
     return solo, trained
 
 
+@pytest.mark.quick(5)
 @pytest.mark.parametrize("codec", ["none", "fp16"])
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)

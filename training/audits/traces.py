@@ -1,13 +1,15 @@
 """The states of own rounds on the disk, for those whom the beacon names to ask for them (R10).
 
     round-000042.trace    msgpack: what the round was trained on, and what names all cells of all
-                          states and of the residual that it was encoded with
-    <root>.cells          a vector of weights, moments with their steps, or a residual, by its root:
-                          what a round leaves and the next one begins with is there once
-    round-000042.closed   of that round nobody may ask any more: all but its anchor goes
+                          states, of the anchor, and of the residual that it was encoded with
+    round-000042.open     msgpack: the segments of which somebody may be shown something yet; what
+                          no other of them needs goes, but for the anchor
+    <root>.cells          a fragment of weights, anchor or residual, or moments with the tail of
+                          their state, by its root: what is the same in two rounds is there once
 
 Of the states only those are kept that `kept_states` names; one between them is made again by
-running on from the last one before it, when somebody may ask for it and does (`reopen`).
+running on from the last one before it, when somebody may ask for it and does (`reopen`). Once the
+beacon has drawn, only those stay with which the drawn segments begin.
 
 The trainer writes and deletes while it trains, the network process serves cells and closes rounds.
 Nothing is synced: what a power cut takes costs the seat at worst, and a sync would hold up each
@@ -21,10 +23,11 @@ leads to nothing at all.
 import logging
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import overload
 
@@ -36,19 +39,25 @@ from protocol.errors import CheckpointError, DecodeError
 from protocol.grid import Layout, cell_root, merkle_root
 from protocol.manifest import RunManifest
 from protocol.segments import (
+    MOMENTS,
+    ROOT_BYTES,
     TRACES_KEPT,
     RunsSegments,
     SegmentPlace,
     SegmentState,
     Vector,
+    WorkKind,
+    begins_rightly,
     cells_of,
+    cells_of_fragment,
     encoded_end,
     kept_states,
+    num_cells,
     num_state_cells,
     root_of,
-    state_bytes,
     state_of,
-    work_cell_bytes,
+    state_sizes,
+    trained_end,
 )
 from training.channel.exchange import TraceRoots
 from training.channel.frames import Audit, Reopen
@@ -56,37 +65,41 @@ from training.compression import make_feedback
 from training.files.durable import WRITING
 from training.numeric.arithmetic import all_finite
 
-SUFFIX, CELLS_SUFFIX, CLOSED_SUFFIX = ".trace", ".cells", ".closed"
+SUFFIX, CELLS_SUFFIX, OPEN_SUFFIX = ".trace", ".cells", ".open"
 TRACES_FOLDER = "traces"
 """In the folder of inner states."""
 
-_VERSION = 2
+_VERSION = 3
 _NAME = re.compile(r"round-(\d{6,12})" + re.escape(SUFFIX))
-_ROOT_BYTES = 32
 _LEASE_MAX = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A file of cells: those of a subject from `first` on."""
+    """A file of cells: those of a subject from `first` on, where each begins in it."""
 
     path: Path
     first: int
-    stop: int
+    sizes: Sequence[int]
+    starts: Sequence[int]
 
 
 class StoredCells(Sequence[bytes]):
     """The cells of one subject, each read when it is asked for. Whoever reads compares the roots:
     IndexError is raised for a cell that the disk has not as it was written."""
 
-    def __init__(self, folder: Path, layout: Layout, roots: tuple[bytes, ...]) -> None:
-        self._layout, self.roots = layout, roots
-        each = layout.num_cells(0)
-        cuts = (0, each, len(roots)) if len(roots) > each else (0, each)
-        self._pieces = [
-            _Piece(folder / _piece_name(roots[first:stop]), first, stop)
-            for first, stop in pairwise(cuts)
-        ]
+    def __init__(
+        self, folder: Path, roots: tuple[bytes, ...], sizes: Sequence[int], cuts: Sequence[int]
+    ) -> None:
+        """`sizes` are those of the cells; a file ends before each of the `cuts`."""
+        self.roots = roots
+        self._pieces: list[_Piece] = []
+        first = 0
+        for stop in cuts:
+            path = folder / _piece_name(roots[first:stop])
+            own = sizes[first:stop]
+            self._pieces.append(_Piece(path, first, own, list(accumulate(own, initial=0))))
+            first = stop
 
     @property
     def names(self) -> list[str]:
@@ -97,6 +110,11 @@ class StoredCells(Sequence[bytes]):
     def is_kept(self) -> bool:
         """Whether all its files are there; what is in them nobody has looked at."""
         return all(piece.path.is_file() for piece in self._pieces)
+
+    def are_kept(self, cells: Sequence[int]) -> bool:
+        """Whether the files are there that these cells are in; of no such cell none is."""
+        pieces = {self._piece_of(index).path for index in cells if 0 <= index < len(self)}
+        return all(path.is_file() for path in pieces)
 
     def __len__(self) -> int:
         return len(self.roots)
@@ -110,85 +128,115 @@ class StoredCells(Sequence[bytes]):
             return tuple(self[one] for one in range(*index.indices(len(self))))
         if not 0 <= index < len(self):
             raise IndexError(index)
-        piece = next(one for one in self._pieces if index < one.stop)
-        vector, cell = divmod(index - piece.first, self._layout.num_cells(0))
-        is_tail = index == num_state_cells(self._layout) - 1
-        first = 0 if is_tail else self._layout.cell_range(0, cell)[0]
+        piece = self._piece_of(index)
+        place = index - piece.first
         try:
             with piece.path.open("rb") as file:
-                file.seek(4 * (vector * self._layout.numel + first))
-                data = file.read(work_cell_bytes(self._layout, index))
+                file.seek(piece.starts[place])
+                data = file.read(piece.sizes[place])
         except OSError as error:
             raise IndexError(f"cell {index} of {piece.path} is gone") from error
         if cell_root(data) != self.roots[index]:
             raise IndexError(f"cell {index} of {piece.path} is damaged")
         return data
 
+    def _piece_of(self, index: int) -> _Piece:
+        return next(one for one in reversed(self._pieces) if one.first <= index)
+
 
 def _piece_name(roots: Sequence[bytes]) -> str:
     return merkle_root(roots).hex() + CELLS_SUFFIX
 
 
-def _put(folder: Path, cells: Sequence[bytes], roots: Sequence[bytes]) -> None:
-    """Write a piece that is not there. Raises OSError on a full disk."""
-    path = folder / _piece_name(roots)
-    with suppress(FileNotFoundError):
-        if path.stat().st_size == sum(map(len, cells)):
-            return
-    writing = path.with_name(WRITING + path.name)
-    with writing.open("wb") as file:
-        file.writelines(cells)
-    os.replace(writing, path)
+def _fragment_cuts(layout: Layout) -> list[int]:
+    return list(accumulate(layout.fragment_cells))
 
 
-def _put_state(folder: Path, layout: Layout, state: SegmentState) -> None:
-    cells = state.cells(layout)
-    roots, each = [cell_root(cell) for cell in cells], layout.num_cells(0)
-    _put(folder, cells[:each], roots[:each])
-    _put(folder, cells[each:], roots[each:])
+def _put(
+    folder: Path,
+    cells: Iterable[bytes],
+    roots: Sequence[bytes],
+    sizes: Sequence[int],
+    cuts: Sequence[int],
+) -> None:
+    """Write those files that are not there whole. Raises OSError on a full disk."""
+    first, left = 0, iter(cells)
+    for stop in cuts:
+        path, own = folder / _piece_name(roots[first:stop]), islice(left, stop - first)
+        num_bytes = sum(sizes[first:stop])
+        first = stop
+        if path.exists() and path.stat().st_size == num_bytes:
+            deque(own, maxlen=0)
+            continue
+        writing = path.with_name(WRITING + path.name)
+        with writing.open("wb") as file:
+            file.writelines(own)
+        os.replace(writing, path)
+
+
+def _put_state(folder: Path, layout: Layout, state: SegmentState, roots: Sequence[bytes]) -> None:
+    _put(folder, state.each_cell(layout), roots, state_sizes(layout), _state_cuts(layout))
+
+
+def _state_cuts(layout: Layout) -> list[int]:
+    return [*_fragment_cuts(layout), num_state_cells(layout)]
 
 
 class TraceWriter:
     """Writes what is kept of one round, as it is trained. All raise OSError on a full disk."""
 
-    def __init__(self, path: Path, manifest: RunManifest, place: SegmentPlace) -> None:
+    def __init__(
+        self, path: Path, manifest: RunManifest, place: SegmentPlace, anchor_N: Vector
+    ) -> None:
         self._path, self._folder, self._place = path, path.parent, place
         self._run, self._layout = manifest.digest, manifest.layout(0)
         self._kept = kept_states(manifest)
         self._names: list[list[bytes]] = []
-        self._before = b""
+        self._before = self._after = b""
+        self.left: tuple[bytes, ...] = ()
+        """Of the state that the next round begins with, if this one is listed."""
+        cells = cells_of(self._layout, (anchor_N,))
+        self._anchor = [cell_root(cell) for cell in cells]
+        sizes = list(map(len, cells))
+        _put(self._folder, cells, self._anchor, sizes, _fragment_cuts(self._layout))
 
     def add(self, state: SegmentState) -> None:
         """The next state: the first is that which the round begins with."""
-        if not self._names:
-            self._before = state.moments_root(self._layout)
+        roots = [cell_root(cell) for cell in state.each_cell(self._layout)]
         if len(self._names) in self._kept:
-            _put_state(self._folder, self._layout, state)
-        self._names.append([cell_root(cell) for cell in state.cells(self._layout)])
+            _put_state(self._folder, self._layout, state, roots)
+        if not self._names:
+            self._before = state.inner_root(self._layout, roots)
+        handed_on = state.handed_on(self._layout, roots)
+        self.left, self._after = handed_on.left, handed_on.inner_root(self._layout, roots)
+        self._names.append(roots)
 
-    def close(self, last: SegmentState, residual_N: Vector | None) -> TraceRoots:
-        """The round is trained and encoded: `last` was added last, `residual_N` went into the
-        encoding."""
-        residual = None
+    def close(self, residual_N: Vector | None) -> TraceRoots:
+        """The round is trained and encoded: `residual_N` went into the encoding."""
+        residual, place = None, self._place
         if residual_N is not None:
-            cells = cells_of(self._layout, (residual_N,))
+            fragment = self._layout.fragment_of(place.round)
+            cells = cells_of_fragment(self._layout, fragment, residual_N)
             residual = [cell_root(cell) for cell in cells]
-            _put(self._folder, cells, residual)
+            _put(self._folder, cells, residual, list(map(len, cells)), [len(cells)])
         roots = TraceRoots(
             trace=tuple(map(merkle_root, self._names)),
             before=self._before,
-            after=last.moments_root(self._layout),
+            after=self._after,
         )
-        place = self._place
         told = [place.round, place.step, place.lease, roots.before, roots.after]
-        body = msgpack.packb([_VERSION, self._run, *told, self._names, residual])
-        writing = self._path.with_name(WRITING + self._path.name)
-        writing.write_bytes(body)
-        os.replace(writing, self._path)
+        body = [_VERSION, self._run, *told, self._names, self._anchor, residual]
+        _replace(self._path, body)
         return roots
 
     def drop(self) -> None:
         """The round is not trained to its end: what is there of it goes with the next one."""
+
+
+def _replace(path: Path, body: Sequence[object]) -> None:
+    writing = path.with_name(WRITING + path.name)
+    writing.write_bytes(msgpack.packb(body))
+    os.replace(writing, path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +247,7 @@ class Trace:
     place: SegmentPlace
     roots: TraceRoots
     states: tuple[StoredCells, ...]
+    anchor: StoredCells
     residual: StoredCells | None
 
     def find(self, root: bytes) -> StoredCells | None:
@@ -209,6 +258,11 @@ class Trace:
             return self.residual
         return None
 
+    def kept_before(self, number: int) -> int:
+        """The last state up to that one whose files are there; that one where there is none."""
+        found = (one for one in range(number, -1, -1) if self.states[one].is_kept)
+        return next(found, number)
+
 
 class TraceFolder:
     """What is kept of one run; written by one process, read by another. `TRACES_KEPT` rounds."""
@@ -218,12 +272,12 @@ class TraceFolder:
         self.layout = self._layout = manifest.layout(0)
         self._read: dict[str, tuple[tuple[int, int], Trace]] = {}
 
-    def writer(self, place: SegmentPlace) -> TraceWriter:
+    def writer(self, place: SegmentPlace, anchor_N: Vector) -> TraceWriter:
         """For the next round; what nobody asks for any more goes first. Raises OSError."""
         self._folder.mkdir(parents=True, exist_ok=True)
         self._clean(place.round)
         path = self._folder / f"round-{place.round:06d}{SUFFIX}"
-        return TraceWriter(path, self._manifest, place)
+        return TraceWriter(path, self._manifest, place, anchor_N)
 
     def _clean(self, next_round: int) -> None:
         files = self._files()
@@ -231,28 +285,36 @@ class TraceFolder:
         for index, path in files.items():
             if index not in kept:
                 path.unlink()
-                path.with_suffix(CLOSED_SUFFIX).unlink(missing_ok=True)
+                path.with_suffix(OPEN_SUFFIX).unlink(missing_ok=True)
         wanted = set()
         for trace in self._traces():
-            wanted.update(trace.states[0].names[:1])  # The anchor: others began with it, too.
+            wanted.update(trace.anchor.names)  # Others began with it, too.
             # What the newest one began with comes back where no seal lists it.
-            if trace.place.round == kept[-1] or not self.is_closed(trace.place.round):
-                parts = (*trace.states, *([] if trace.residual is None else [trace.residual]))
-                wanted.update(name for part in parts for name in part.names)
+            is_newest = trace.place.round == kept[-1]
+            segments = None if is_newest else self.still_open(trace.place.round)
+            fragment = self._layout.fragment_of(trace.place.round)
+            wanted.update(_names_needed(trace, segments, fragment))
         for path in self._folder.iterdir():
             is_left = path.suffix == CELLS_SUFFIX and path.name not in wanted
             if is_left or path.name.startswith(WRITING):
                 path.unlink(missing_ok=True)
 
-    def close(self, round_index: int) -> None:
-        """Nobody may ask for the work of that round any more. Raises OSError."""
+    def close(self, round_index: int, *, still_open: Collection[int]) -> None:
+        """Of that round nobody may ask for more than for these segments. Raises OSError."""
         path = self._folder / f"round-{round_index:06d}{SUFFIX}"
-        if path.exists():
-            path.with_suffix(CLOSED_SUFFIX).touch()
+        segments = frozenset(still_open)
+        if path.exists() and self.still_open(round_index) != segments:
+            _replace(path.with_suffix(OPEN_SUFFIX), sorted(segments))
 
-    def is_closed(self, round_index: int) -> bool:
-        """Whether nobody may ask for its work any more."""
-        return (self._folder / f"round-{round_index:06d}{CLOSED_SUFFIX}").exists()
+    def still_open(self, round_index: int) -> frozenset[int] | None:
+        """The segments that somebody may ask for; None where it may be any."""
+        path = self._folder / f"round-{round_index:06d}{OPEN_SUFFIX}"
+        try:
+            with path.open("rb") as file:
+                said = msgpack.unpackb(file.read(limits.KIB))
+            return frozenset(int(segment) for segment in said)
+        except (OSError, ValueError, TypeError, msgpack.exceptions.UnpackException):
+            return None
 
     def find(self, root: bytes) -> Sequence[bytes]:
         """The cells of a state or residual, kept or not; empty of another one."""
@@ -272,32 +334,32 @@ class TraceFolder:
             for number in range(wanted, -1, -1):
                 state = self._state(trace.states[number])
                 if state is not None:
-                    place = trace.place
-                    begins = SegmentPlace(
-                        round=place.round, step=place.step, segment=number, lease=place.lease
-                    )
-                    return state, begins, wanted
+                    return state, replace(trace.place, segment=number), wanted
         return None
 
     def put(self, state: SegmentState) -> None:
         """Keep one more state of a round that is here. Raises OSError."""
-        _put_state(self._folder, self._layout, state)
+        roots = [cell_root(cell) for cell in state.each_cell(self._layout)]
+        _put_state(self._folder, self._layout, state, roots)
 
     def first(self, round_index: int) -> SegmentState | None:
         """What that round began with; None if it is not here, or not whole."""
         trace = self._of(round_index)
         return None if trace is None else self._state(trace.states[0])
 
+    def last(self, round_index: int) -> SegmentState | None:
+        """What its training ended with, likewise."""
+        trace = self._of(round_index)
+        return None if trace is None else self._state(trace.states[-1])
+
     def anchor(self, round_index: int) -> Vector | None:
         """The anchor that the own round began with."""
         trace = self._of(round_index)
         if trace is None:
             return None
-        try:
-            cells = trace.states[0][: self._layout.num_cells(0)]
-        except IndexError:
-            return None
-        return np.frombuffer(b"".join(cells), dtype="<f4").astype(np.float32)
+        with suppress(IndexError):
+            return np.frombuffer(b"".join(trace.anchor[:]), dtype="<f4").astype(np.float32)
+        return None
 
     def _state(self, cells: StoredCells) -> SegmentState | None:
         with suppress(IndexError, ValueError):
@@ -333,29 +395,52 @@ class TraceFolder:
         return known[1]
 
 
+def _names_needed(trace: Trace, segments: frozenset[int] | None, fragment: int) -> Iterator[str]:
+    """The files of a round that are needed where these segments may be asked for; all for None."""
+    encoding = len(trace.states) - 1
+    residual = [] if trace.residual is None else trace.residual.names
+    if segments is None:
+        yield from (name for state in trace.states for name in state.names)
+        yield from residual
+        return
+    for segment in segments:
+        if segment == encoding:
+            yield trace.states[encoding].names[fragment]
+            yield from residual
+        else:
+            # A state that was not kept is made again from the last one before it.
+            yield from trace.states[trace.kept_before(segment)].names
+
+
 def read_trace_names(path: Path, manifest: RunManifest) -> Trace:
     """What a file says of a round. Raises CheckpointError for one of another run or version, or
     that is torn, and OSError."""
     layout, segments = manifest.layout(0), manifest.audits.segments
-    most = (segments + 2) * num_state_cells(layout) * (_ROOT_BYTES + 5)
+    most = (segments + 3) * num_state_cells(layout) * (ROOT_BYTES + 5)
     with path.open("rb") as file:
         data = file.read(most + _LEASE_MAX * 20 + limits.KIB)
     try:
-        version, run, index, step, lease, before, after, names, residual = msgpack.unpackb(data)
+        version, run, index, step, lease, before, after, *named = msgpack.unpackb(data)
+        names, anchor, residual = named
         if (version, run, len(names)) != (_VERSION, manifest.digest, segments + 1):
             raise CheckpointError(f"{path} is of another run or version")
-        each = [(found, num_state_cells(layout)) for found in names]
-        each += [] if residual is None else [(residual, layout.num_cells(0))]
-        for found, count in each:
-            if len(found) != count or any(len(root) != _ROOT_BYTES for root in found):
+        cuts, sizes = _state_cuts(layout), state_sizes(layout)
+        each = [(found, sizes, cuts) for found in names]
+        each.append((anchor, sizes[: num_cells(layout)], cuts[:-1]))
+        if residual is not None:
+            of_residual = WorkKind("residual", layout.fragment_of(index)).sizes(layout)
+            each.append((residual, of_residual, [len(of_residual)]))
+        for found, expected, _ in each:
+            if len(found) != len(expected) or any(len(root) != ROOT_BYTES for root in found):
                 raise CheckpointError(f"{path} names other cells")
-        parts = [StoredCells(path.parent, layout, tuple(found)) for found, _ in each]
+        parts = [StoredCells(path.parent, tuple(found), *rest) for found, *rest in each]
         ranges = tuple((int(first), int(count)) for first, count in lease)
         return Trace(
             path=path,
             place=SegmentPlace(round=index, step=step, segment=0, lease=ranges),
             roots=TraceRoots(trace=tuple(map(merkle_root, names)), before=before, after=after),
             states=tuple(parts[: segments + 1]),
+            anchor=parts[segments + 1],
             residual=None if residual is None else parts[-1],
         )
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
@@ -374,18 +459,19 @@ MODEL_ERRORS = (RuntimeError, ValueError, ArithmeticError, AssertionError, Looku
 its own, and a liar chooses the numbers: they must not end the trainer of everybody who is drawn."""
 
 Inherited = tuple[tuple[bytes, bytes], ...]
-"""Roots of moments and residual that the round may have begun with; nothing where nobody knows."""
+"""Roots of inner state and residual that the round may have begun with, where anybody knows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditTask:
     """What a COMMIT says of the round that the segment is of. The one behind those of training is
-    the encoding."""
+    the encoding. `since` is the last round before it that lists its sender, 0 of none."""
 
     place: SegmentPlace
     before: bytes
     residual_before: bytes
     inherited: Inherited
+    since: int
 
 
 def run_audit(
@@ -407,6 +493,7 @@ def run_audit(
         before=frame.before,
         residual_before=frame.residual_before,
         inherited=frame.inherited,
+        since=frame.since,
     )
     return rerun(manifest, task, work, traces.anchor(frame.round), runs)
 
@@ -436,68 +523,68 @@ def rerun(
     work: bytes,
     anchor_N: Vector | None,
     runs: RunsSegments,
+    *,
+    moments: int = MOMENTS,
 ) -> bytes:
     """What names the end of the segment; empty where nobody here can tell.
 
-    `work` is the state that it begins with, and behind that the residual if there is one.
-    `anchor_N` is the sealed anchor that the round began with, None where it is not known here.
+    `work` is the state that it begins with; of the encoding the weights of the fragment that the
+    round is about, and behind them the residual if there is one. `anchor_N` is the sealed anchor
+    that the round began with, None where it is not known here.
     """
-    layout, segments = manifest.layout(0), manifest.audits.segments
-    segment = task.place.segment
-    try:
-        state, residual_N = _taken_apart(layout, work)
-    except ValueError:
-        return NO_START  # Of the right root, and yet no state: its owner made it up.
-    vectors = (state.weights_N, *state.moments, *([] if residual_N is None else [residual_N]))
-    if not all(map(all_finite, vectors)):
-        return NO_START
-    if segment in (0, segments):
+    layout, segment = manifest.layout(0), task.place.segment
+    if segment in (0, manifest.audits.segments):
         if anchor_N is None or not task.inherited:
             return b""
         if (task.before, task.residual_before) not in task.inherited:
             return NO_START
+    if segment == manifest.audits.segments:
+        assert anchor_N is not None
+        return _encoded(manifest, task, work, anchor_N)
+    try:
+        state = state_of(layout, work, moments)
+    except ValueError:
+        return NO_START  # Of the right root, and yet no state: its owner made it up.
+    if not all(map(all_finite, (state.weights_N, *state.moments))):
+        return NO_START
     if segment == 0 and not _is_start(layout, task, state, anchor_N):
         return NO_START
-    if segment < segments:
-        try:
-            with np.errstate(all="ignore"):
-                return root_of(runs.run(state, task.place).cells(layout))
-        except MODEL_ERRORS as error:
-            # Too little memory, or a model that does not take these numbers: no word against it.
-            logger.warning("audit given up segment=%d reason=%s", segment, error)
-            return b""
-    assert anchor_N is not None
-    return _encoded(manifest, state, residual_N, anchor_N)
-
-
-def _taken_apart(layout: Layout, work: bytes) -> tuple[SegmentState, Vector | None]:
-    size = state_bytes(layout)
-    state, rest = state_of(layout, memoryview(work)[:size]), work[size:]
-    if not rest:
-        return state, None
-    if len(rest) != 4 * layout.numel:
-        raise ValueError(f"a residual of {len(rest)} bytes")
-    return state, np.frombuffer(rest, dtype="<f4").astype(np.float32)
+    try:
+        with np.errstate(all="ignore"):
+            end = runs.run(state, task.place)
+    except MODEL_ERRORS as error:
+        # Too little memory, or a model that does not take these numbers: no word against it.
+        logger.warning("audit given up segment=%d reason=%s", segment, error)
+        return b""
+    root = root_of(end.cells(layout))
+    if segment + 1 < manifest.audits.segments:
+        return root
+    return trained_end(root, end.handed_on(layout).inner_root(layout))
 
 
 def _is_start(
     layout: Layout, task: AuditTask, state: SegmentState, anchor_N: Vector | None
 ) -> bool:
-    """Whether it begins with the sealed anchor, and with the moments that its owner had."""
-    if anchor_N is None or state.moments_root(layout) != task.before:
+    """Whether it begins with what is sealed and what its owner had."""
+    if anchor_N is None or state.inner_root(layout) != task.before:
         return False
-    return state.weights_N.tobytes() == anchor_N.tobytes()
+    index = task.place.round
+    return begins_rightly(layout, state, anchor_N, since=task.since, round_index=index)
 
 
-def _encoded(
-    manifest: RunManifest, state: SegmentState, residual_N: Vector | None, anchor_N: Vector
-) -> bytes:
+def _encoded(manifest: RunManifest, task: AuditTask, work: bytes, anchor_N: Vector) -> bytes:
+    layout, index = manifest.layout(0), manifest.layout(0).fragment_of(task.place.round)
+    span, numel = layout.fragment_span(index), layout.fragment_numels[index]
+    if len(work) not in (4 * numel, 8 * numel):
+        return NO_START
+    vectors = np.frombuffer(work, dtype="<f4").astype(np.float32).reshape(-1, numel)
+    if not all(map(all_finite, vectors)):
+        return NO_START
     feedback = make_feedback(manifest)
-    feedback.restore(residual_N)
+    feedback.restore(vectors[1] if len(vectors) > 1 else None)
     try:
         with np.errstate(all="ignore"):
-            encoded = feedback.encode(anchor_N - state.weights_N)
+            encoded = feedback.encode(anchor_N[span] - vectors[0])
     except (ValueError, DecodeError):
         return NO_START  # Not finite, or not when it is decoded: nobody can have sent that.
-    after = state.moments_root(manifest.layout(0))
-    return encoded_end(root_of(encoded.payloads), encoded.residual_after, after)
+    return encoded_end(root_of(encoded.payloads), encoded.residual_after)

@@ -13,7 +13,10 @@ that still reads a contribution, a trainer that still works from an anchor, keep
 holds what, the frames say; only the network process gives them out. With two rounds in flight (R5)
 there is one place for the anchor and one for each contribution, and both ends copy.
 
-Places are on the disk and in memory once they are used, and what was not needed goes back.
+Where the system has files without a name (Linux) and memory for it, the file is one of those, and
+reaches no disk: on one, the system writes back what changes every round. It is gone with the last
+process that has it. Else it lies in a folder. Places take memory, or blocks, once they are used,
+and what was not needed goes back.
 """
 
 import errno
@@ -23,7 +26,7 @@ import struct
 import sys
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -55,6 +58,22 @@ _PAYLOAD_PLACES = 3
 """The round under way and, in open runs, the one before; one to write the next contribution in."""
 
 CHANNEL_SUFFIX = ".channel"
+
+MEMORY_SHARE = 4
+"""A file without a name cannot leave memory where there is no swap: it may take a quarter of what
+is free."""
+
+_MEMORY_FILE = Path("/proc/meminfo")
+
+
+def free_memory_bytes() -> int:
+    """Memory that can be had without swapping; 0 where the system does not say."""
+    try:
+        lines = _MEMORY_FILE.read_text().splitlines()
+        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
+        return 1024 * int(line.split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 @dataclass(frozen=True)
@@ -155,6 +174,8 @@ class ChannelFile:
         self.spec = spec
         self._maps: dict[tuple[int, bool], mmap.mmap] = {}
         self._mapping = Lock()
+        self._give_back: Callable[[], object] = lambda: None
+        """Lets go of a file without a name."""
         # Of each fragment one: that which the trainer has done with when the next is here.
         self._spare = [SpareVectors(numel, most=1) for numel in spec.fragment_numels]
 
@@ -165,8 +186,34 @@ class ChannelFile:
         Raises OSError where the disk is full.
         """
         with open(path, "x+b", opener=_open_private) as file:
-            file.truncate(spec.file_bytes)
-            file.write(spec.header)
+            return cls._begin(file, path, spec)
+
+    @classmethod
+    def create_in_memory(cls, spec: ChannelSpec) -> "ChannelFile | None":
+        """The same without a name; its path is good for processes of this user, while this one
+        lives. None where the system has no such files, or not `MEMORY_SHARE` times the memory."""
+        if not hasattr(os, "memfd_create") or MEMORY_SHARE * spec.used_bytes > free_memory_bytes():
+            return None
+        try:
+            descriptor = os.memfd_create("barnraise" + CHANNEL_SUFFIX)
+        except OSError:
+            return None
+        try:
+            os.fchmod(descriptor, 0o600)
+            path = Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+            with open(descriptor, "r+b", closefd=False) as file:
+                made = cls._begin(file, path, spec)
+        except OSError:  # Refused, as where a container has less than the machine; or no /proc.
+            os.close(descriptor)
+            return None
+        made._give_back = weakref.finalize(made, os.close, descriptor)
+        return made
+
+    @classmethod
+    def _begin(cls, file: BinaryIO, path: Path, spec: ChannelSpec) -> "ChannelFile":
+        file.truncate(spec.file_bytes)
+        file.write(spec.header)
+        file.flush()
         made = cls(path, spec)
         if not spec.is_read_in_place:
             made.reserve(spec.anchor_at(0), spec.anchor_bytes)
@@ -196,11 +243,13 @@ class ChannelFile:
         self.close()
 
     def close(self) -> None:
-        """Unmap what nobody holds memory of, the rest once it is let go of; the file stays."""
+        """Unmap what nobody holds memory of, the rest once it is let go of; a file with a name
+        stays."""
         for mapping in self._maps.values():
             with suppress(BufferError):
                 mapping.close()
         self._maps.clear()
+        self._give_back()
 
     def reserve(self, offset: int, size: int) -> None:
         """Allocate the blocks of a place: a hole that does not fit on a full disk would kill

@@ -66,11 +66,38 @@ NO_TRACE = TraceRoots(trace=(), before=b"", after=b"")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerTimes:
+    """Where a trainer's time went since it handed over the contribution before this one, in seconds
+    of its own monotonic clock: each moment counts for one of these, so their sum is that time."""
+
+    train_s: float = 0.0
+    """Inner steps, with fetching their batches."""
+    validate_s: float = 0.0
+    """Measuring an anchor on held-out text."""
+    encode_s: float = 0.0
+    """From the drift to the payload."""
+    save_s: float = 0.0
+    """Keeping what a restart must know."""
+    audit_s: float = 0.0
+    """Running segments of others again (R10)."""
+    take_s: float = 0.0
+    """Taking an outcome over: residuals, and the new weights in the model."""
+    wait_s: float = 0.0
+    """Doing nothing, until the network process said how to go on."""
+
+    @property
+    def beside_s(self) -> float:
+        """What no step and no waiting was, and comes with every round whatever its length."""
+        return self.encode_s + self.save_s + self.take_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Contribution:
     """One peer's encoded pseudo-gradient of one fragment.
 
     `payloads[c]` is the wire form of cell c. `residual_before` and `residual_after` are the roots
-    of the error feedback around it (R6). `traced` is there in runs with audits.
+    of the error feedback around it (R6). `traced` is there in runs with audits. `times` are shown
+    to people, and the number of steps is chosen by them; None where nobody took them.
     """
 
     fragment: int
@@ -84,6 +111,7 @@ class Contribution:
     """Mean training loss over the round, nats per byte: shown to people, never decided upon."""
 
     traced: TraceRoots | None = None
+    times: TrainerTimes | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,6 +211,16 @@ class KnowsLine(Protocol):
     @property
     def grade(self) -> int:
         """Bits per element of the next contribution, where the codec has grades; 0: the usual."""
+        ...
+
+
+@runtime_checkable
+class HasDraft(Protocol):
+    """An Exchange that says where the next contribution is to lie."""
+
+    def draft(self) -> NDArray[np.uint8]:
+        """That memory, none where contributions are copied; what lies there already `begin` need
+        not copy. Asked once the round has begun."""
         ...
 
 

@@ -9,7 +9,7 @@ import dataclasses
 import struct
 import typing
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import msgpack
@@ -17,7 +17,7 @@ import msgpack
 from protocol import limits
 from protocol.errors import BarnraiseError, ManifestMismatch, TrainerError
 from protocol.leases import Lease
-from training.channel.exchange import RunClock
+from training.channel.exchange import RunClock, TrainerTimes
 
 _LENGTH = struct.Struct(">I")
 
@@ -131,6 +131,7 @@ class Audit:
     before: bytes
     residual_before: bytes
     inherited: tuple[tuple[bytes, bytes], ...]
+    since: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +173,8 @@ class Contributed:
     """From the trainer: payloads of these lengths lie in the place that was named for them; with
     two rounds in flight in that of `sequence` modulo two.
 
-    `trace`, `before` and `after` are those of TraceRoots, in runs with audits.
+    `trace`, `before` and `after` are those of TraceRoots, in runs with audits. `reads_on` says that
+    the trainer still reads the anchor that lies in the mapping; AnchorRead says that it has done.
     """
 
     sequence: int
@@ -187,6 +189,13 @@ class Contributed:
     trace: tuple[bytes, ...] = ()
     before: bytes = b""
     after: bytes = b""
+    times: TrainerTimes = field(default_factory=TrainerTimes)
+    reads_on: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnchorRead:
+    """From the trainer, behind a Contributed that `reads_on`: it reads no anchor any more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,10 +208,13 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Validation:
-    """From the trainer: the held-out loss of the anchor that round `round` starts from."""
+    """From the trainer: the held-out loss of the anchor that round `round` starts from, over the
+    first `windows` of the `of_windows` windows that there are for it."""
 
     round: int
     loss: float
+    windows: int
+    of_windows: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,13 +226,13 @@ class Leaving:
     """
 
 
-FromTrainer = Ready | Contributed | Progress | Validation | Audited
+FromTrainer = Ready | Contributed | AnchorRead | Progress | Validation | Audited
 FromUser = FromTrainer | Leaving
 ToTrainer = Start | Deliver | Proceed | Grade | Audit | Reopen
 ToUser = Attach | Failed | ToTrainer
 Frame = FromUser | ToUser
 
-FROM_TRAINER: tuple[type[FromTrainer], ...] = (Ready, Contributed, Progress, Validation, Audited)
+FROM_TRAINER: tuple[type[FromTrainer], ...] = typing.get_args(FromTrainer)
 FROM_USER: tuple[type[FromUser], ...] = (*FROM_TRAINER, Leaving)
 TO_TRAINER: tuple[type[ToTrainer], ...] = (Start, Deliver, Proceed, Grade, Audit, Reopen)
 TO_USER: tuple[type[ToUser], ...] = (Attach, Failed, *TO_TRAINER)
@@ -273,9 +285,13 @@ class FrameReader(typing.Generic[F]):
         return typing.cast("F", _build(kind, raw[1:], raw[0]))
 
 
-def _fields(value: Frame | RunClock) -> list[object]:
+_Part = RunClock | TrainerTimes
+"""What lies in a frame as a list of its own."""
+
+
+def _fields(value: Frame | _Part) -> list[object]:
     entries = [getattr(value, field.name) for field in dataclasses.fields(value)]
-    return [_fields(entry) if isinstance(entry, RunClock) else entry for entry in entries]
+    return [_fields(entry) if isinstance(entry, _Part) else entry for entry in entries]
 
 
 @cache

@@ -10,8 +10,10 @@ import logging
 import os
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +24,10 @@ from training.channel.channel_file import CHANNEL_SUFFIX as CHANNEL_SUFFIX
 from training.channel.channel_file import ChannelFile as ChannelFile
 from training.channel.channel_file import ChannelSpec as ChannelSpec
 from training.channel.channel_file import channel_spec as channel_spec
-from training.channel.exchange import NO_TRACE, Contribution, Outcome, Turn
+from training.channel.exchange import NO_TRACE, Contribution, Outcome, TrainerTimes, Turn
 from training.channel.frames import (
     TO_TRAINER,
+    AnchorRead,
     Audit,
     Audited,
     Contributed,
@@ -159,6 +162,33 @@ _NOTHING = np.empty(0, dtype=np.float32)
 RunsAudits = Callable[[Audit | Reopen], bytes]
 
 
+class SpareWork(Protocol):
+    """SEAM: what a trainer does while it waits for the network process, a bounded piece at a time.
+
+    Called by ChannelExchange, in the trainer's thread. Implementation:
+    `training.loop.idle_validation.IdleValidator`; tests.
+    """
+
+    def is_due(self) -> bool:
+        """Whether there is something to do in the wait behind the contribution that is handed over
+        now; it needs the anchors that were in hand before."""
+        ...
+
+    def begin(self) -> None:
+        """The wait begins. Behind this call the anchors may change."""
+        ...
+
+    def go_on(self) -> bool:
+        """Do a piece; whether there is more. Asked while there is no word to take."""
+        ...
+
+    def end(self, *, is_alone: bool, is_ahead: bool) -> None:
+        """The wait is over, and the model must be as it was. `is_alone`: nobody else has a seat,
+        so nobody waits for this trainer. `is_ahead`: with two rounds in flight it need not wait,
+        and a little more may be done."""
+        ...
+
+
 class ChannelExchange:
     """Exchange over the channel. Used by one thread.
 
@@ -182,8 +212,11 @@ class ChannelExchange:
         self.grade = 0
         """See KnowsLine."""
         self._validate_round: int | None = None
+        self._members = 1
         self.audits: RunsAudits | None = None
         """Runs segments of others again, while an outcome is waited for."""
+        self.spare: SpareWork | None = None
+        self._is_spare_due = False
 
     @property
     def anchors(self) -> tuple[NDArray[np.float32], ...]:
@@ -201,14 +234,17 @@ class ChannelExchange:
         fragments = range(len(self._channel.spec.fragment_numels))
         self._anchors = [_NOTHING for _ in fragments]
         self._read_anchors(tuple(fragments), frame.anchor)
-        self._place = frame.place
+        self._place, self._members = frame.place, frame.members
         if frame.validate:
             self._validate_round = frame.clock.round
         return frame
 
     def draft(self) -> NDArray[np.uint8]:
         """Where the cells of the next contribution are to lie, one behind the other: what lies
-        there already `begin` need not copy. Asked once its round has begun."""
+        there already `begin` need not copy. Asked once its round has begun; nowhere while a slot
+        may still be in use."""
+        if self._channel.spec.slots > 1:
+            return np.empty(0, np.uint8)
         return self._channel.payload_memory(self._place)
 
     def begin(self, fragment: int, contribution: Contribution) -> "ChannelTicket":
@@ -225,6 +261,7 @@ class ChannelExchange:
         place = self._place if slots == 1 else sequence % slots
         self._channel.write_payloads(place, contribution.payloads)
         self._sent[sequence] = fragment
+        self._is_spare_due = self.spare is not None and self.spare.is_due()
         traced = contribution.traced or NO_TRACE
         self.send(
             Contributed(
@@ -240,14 +277,17 @@ class ChannelExchange:
                 trace=traced.trace,
                 before=traced.before,
                 after=traced.after,
+                times=contribution.times or TrainerTimes(),
+                reads_on=self._is_spare_due and not self._copies,
             )
         )
         return ChannelTicket(self, sequence)
 
     def outcome(self, sequence: int) -> Outcome:
         """Block until the outcome of contribution `sequence` is here; once per contribution."""
-        while sequence not in self._outcomes:
-            self._take(self._pipe.receive())
+        with self._waiting():
+            while sequence not in self._outcomes:
+                self._take(self._next_frame())
         return self._outcomes.pop(sequence)
 
     def is_here(self, sequence: int) -> bool:
@@ -262,10 +302,35 @@ class ChannelExchange:
     def proceed(self) -> Turn:
         """See Exchange. Raises TrainerError when the network process is gone."""
         assert self._awaits_turn or self._turn is not None, "nothing was handed over"
-        while self._turn is None:
-            self._take(self._pipe.receive())
+        with self._waiting():
+            while self._turn is None:
+                self._take(self._next_frame())
         turn, self._turn = self._turn, None
         return turn
+
+    @contextmanager
+    def _waiting(self) -> Iterator[None]:
+        """The first wait behind a contribution is where there is time to spare."""
+        if not self._is_spare_due or self.spare is None:
+            yield
+            return
+        self.spare.begin()
+        if not self._copies:
+            self.send(AnchorRead())
+        try:
+            yield
+        finally:
+            is_ahead = self._channel.spec.slots > 1
+            self.spare.end(is_alone=self._members == 1, is_ahead=is_ahead)
+            self._is_spare_due = False
+
+    def _next_frame(self) -> ToUser:
+        if self._is_spare_due and self.spare is not None:
+            while (frame := self._pipe.poll()) is None and self.spare.go_on():
+                pass
+            if frame is not None:
+                return frame
+        return self._pipe.receive()
 
     def _take(self, frame: ToUser) -> None:
         """Take a frame in. Raises TrainerError for one that nothing calls for."""
@@ -278,7 +343,10 @@ class ChannelExchange:
             self.send(Audited(number=frame.number, found=self.audits(frame)))
         elif isinstance(frame, Proceed) and self._awaits_turn:
             self._awaits_turn = False
+            self._members = frame.members
             changed = self._read_anchors(frame.others, 0)
+            if changed:
+                self._validate_round = None  # No word has said which round these are of.
             self._turn = Turn(
                 clock=frame.clock,
                 lease=frame.lease,
@@ -290,8 +358,11 @@ class ChannelExchange:
             raise TrainerError(f"an unexpected {type(frame).__name__} frame")
 
     def _take_outcome(self, frame: Deliver) -> None:
+        self._members = frame.members
         if frame.validate:
             self._validate_round = frame.clock.round
+        elif self._validate_round != frame.clock.round:
+            self._validate_round = None  # The anchor that was to be measured is gone.
         fragment = self._sent.pop(frame.sequence)
         if fragment in frame.others:
             raise TrainerError(f"anchors of fragments {frame.others}")

@@ -84,6 +84,11 @@ Encodes = Callable[[Codec, NDArray[np.float32]], bytes]
 """`Codec.encode` of that codec, wherever it is done."""
 
 
+HearsSums = Callable[[NDArray[np.float32]], None]
+"""Hears what the cells of a contribution are encoded from, one after the other, before they are;
+each is good until it returns."""
+
+
 class Encoded(NamedTuple):
     """A contribution's payloads, cell by cell, and the roots of the residual around it (R6)."""
 
@@ -148,23 +153,29 @@ class ErrorFeedback:
         in_place: bool = False,
         lots: Callable[[int], bytes] | None = None,
         grade: int = 0,
+        hear: HearsSums | None = None,
     ) -> Encoded:
         """Encode a whole fragment, cell by cell, and keep the outcome open; `x_N` is only read.
 
         Payloads that are `in_place` may lie in the memory of `x_N`, which then stays as it is for
         as long as they are read. With `lots` a codec that draws draws those of each cell; one with
-        grades encodes in `grade` bits, the usual ones if it is 0. Raises ValueError if a sum with
-        the residual is not finite. Nothing is then open.
+        grades encodes in `grade` bits, the usual ones if it is 0. Whoever wants to `hear` the sums
+        gives `x_N` away: what is left over takes its memory. Raises ValueError if a sum with the
+        residual is not finite, and what `hear` raises. Nothing is then open.
         """
         assert not self._is_open, "the contribution before is neither committed nor aborted"
-        total_N = x_N
-        if self._residual_N is not None:
-            total_N = x_N + self._beta * self._residual_N
+        assert hear is None or not in_place, "the payloads would be overwritten"
+        after_N: NDArray[np.float32] | None = None
+        if self._beta:
+            after_N = x_N if hear is not None else np.empty_like(x_N)
         encode = encode_to_read if in_place else self._encode
-        payloads = []
-        after_N = np.zeros_like(total_N) if self._beta else None
-        for number, cell in enumerate(_cells(len(total_N), self._cell_elements)):
-            cell_N = total_N[cell]
+        payloads, roots = [], []
+        for number, cell in enumerate(_cells(len(x_N), self._cell_elements)):
+            cell_N = x_N[cell]
+            if self._residual_N is not None:
+                cell_N = cell_N + self._beta * self._residual_N[cell]
+            if hear is not None:
+                hear(cell_N)
             if lots is not None:
                 payloads.append(cast("DrawsLots", self._codec).encode_drawn(cell_N, lots(number)))
             else:
@@ -172,7 +183,8 @@ class ErrorFeedback:
             if after_N is not None:
                 decoded_N = self._codec.decode(payloads[-1], len(cell_N))
                 np.subtract(cell_N, decoded_N, out=after_N[cell])
-        root_after = residual_root(after_N, self._cell_elements)
+                roots.append(_root_of_cell(after_N[cell]))
+        root_after = EMPTY_ROOT if after_N is None else merkle_root(roots)
         encoded = Encoded(tuple(payloads), self.root, root_after)
         self._is_open, self._after_N, self._root_after = True, after_N, root_after
         return encoded
@@ -221,9 +233,12 @@ def residual_root(
     """Merkle root of a residual over the fragment's grid; EMPTY_ROOT of None."""
     if residual_N is None:
         return EMPTY_ROOT
-    wire_N = residual_N.astype("<f4")
-    cells = _cells(len(wire_N), cell_elements)
-    return merkle_root([cell_root(wire_N[cell].tobytes()) for cell in cells])
+    cells = _cells(len(residual_N), cell_elements)
+    return merkle_root([_root_of_cell(residual_N[cell]) for cell in cells])
+
+
+def _root_of_cell(cell_N: NDArray[np.float32]) -> bytes:
+    return cell_root(cell_N.astype("<f4", copy=False).data)
 
 
 def _plainly(codec: Codec, x_N: NDArray[np.float32]) -> bytes:

@@ -24,7 +24,7 @@ from training.device.inner import (
     validation_loss,
 )
 from training.evaluation import Sampling
-from training.loop.trainer_loop import VALIDATION_WINDOWS
+from training.loop.idle_validation import VALIDATION_WINDOWS
 from training.models.building import build_model, tokens_per_sample, write_fragment
 
 YARDSTICK_WINDOWS = 1024

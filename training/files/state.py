@@ -164,8 +164,15 @@ def checkpoint_name(round_index: int) -> str:
     return f"round-{round_index:06d}"
 
 
-def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: CheckpointMeta) -> Path:
-    """Write a checkpoint into `folder` and point `latest` at it; three are kept.
+def save_checkpoint(
+    folder: Path,
+    spec: ShardSpec,
+    state: ShardState,
+    meta: CheckpointMeta,
+    *,
+    kept: int = CHECKPOINTS_KEPT,
+) -> Path:
+    """Write a checkpoint into `folder` and point `latest` at it; so many are `kept`.
 
     When it returns all of it is on the disk. A crash at any moment leaves the checkpoint before it.
     One process writes to a folder at a time. Raises OSError where the disk is full, and leaves
@@ -189,7 +196,7 @@ def save_checkpoint(folder: Path, spec: ShardSpec, state: ShardState, meta: Chec
     writing.rename(target)
     fsync_folder(folder)
     replace_durably(folder / _LATEST, [f"{name}\n".encode("ascii")])
-    _prune(folder, meta.clock.round)
+    _prune(folder, meta.clock.round, kept)
     return target
 
 
@@ -394,9 +401,9 @@ def _canonical(body: Mapping[str, object]) -> bytes:
     return json.dumps(body, sort_keys=True, indent=1).encode() + b"\n"
 
 
-def _prune(folder: Path, newest: int) -> None:
+def _prune(folder: Path, newest: int, most: int) -> None:
     rounds = _rounds(folder)
-    kept = sorted(index for index in rounds if index <= newest)[-CHECKPOINTS_KEPT:]
+    kept = sorted(index for index in rounds if index <= newest)[-most:]
     for index in rounds.keys() - set(kept):
         # Renamed first: a crash in the middle leaves no half folder under a real name.
         _remove(rounds[index].rename(folder / (WRITING + rounds[index].name)))

@@ -10,7 +10,8 @@ held twice, and an error of the disk shows as the OSError that it is.
 """
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,9 @@ from protocol import limits
 from protocol.errors import CheckpointError
 from training.files.durable import replace_durably
 from training.files.state import check_header, entry, header_bytes
+
+TENSORS_MAX = 1 << 17
+"""Of any file of ours: 16 384 tensors of a manifest, and what optimizers keep of each."""
 
 _DIGEST = "digest"
 _DIGEST_BYTES = 32
@@ -49,13 +53,18 @@ class TensorFile:
     metadata: Mapping[str, str]
 
 
-def write_tensors(path: Path, content: TensorFile) -> None:
+Guard = Callable[[], AbstractContextManager[None]]
+
+
+def write_tensors(path: Path, content: TensorFile, *, guard: Guard = nullcontext) -> None:
     """Write the file durably; a crash leaves the old one or the new one (see `replace_durably`).
 
-    Tensors may lie on any device. Raises OSError where the disk is full.
+    Tensors may lie on any device. Those of one width are written in the order of their names, each
+    within a `guard()`. Raises OSError where the disk is full.
     """
     assert _DIGEST not in content.tensors
-    replace_durably(path, _parts(content))
+    with closing(_parts(content, guard)) as parts:
+        replace_durably(path, parts)
 
 
 def read_tensors(path: Path, *, tensors_max: int) -> TensorFile:
@@ -76,7 +85,17 @@ def read_tensors(path: Path, *, tensors_max: int) -> TensorFile:
         raise CheckpointError(f"{path}: {error}") from error
 
 
-def _parts(content: TensorFile) -> Iterator[bytes | memoryview]:
+def read_metadata(path: Path) -> dict[str, str]:
+    """The text of a file alone, which is not held against the digest. Raises CheckpointError."""
+    try:
+        check_header(path, TENSORS_MAX)
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+
+
+def _parts(content: TensorFile, guard: Guard) -> Generator[bytes | memoryview, None, None]:
     # Wide elements first: each tensor then lies where its type may lie.
     names = sorted(content.tensors, key=lambda n: (-content.tensors[n].element_size(), n))
     header: dict[str, object] = {"__metadata__": dict(content.metadata)}
@@ -91,9 +110,10 @@ def _parts(content: TensorFile) -> Iterator[bytes | memoryview]:
     hasher = blake3(head)
     yield head
     for name in names:
-        data = _bytes_of(content.tensors[name])
-        hasher.update(data)
-        yield data
+        with guard():  # It is written when this goes on.
+            data = _bytes_of(content.tensors[name])
+            hasher.update(data)
+            yield data
     yield hasher.digest()
 
 

@@ -10,6 +10,8 @@ out and when, with which weights training goes on meanwhile, what becomes of an 
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import SupportsFloat
 
@@ -22,6 +24,7 @@ from protocol.errors import StateError
 from protocol.leases import Lease
 from training.channel.exchange import (
     Contribution,
+    HasDraft,
     HearsOfValues,
     Outcome,
     Pending,
@@ -32,9 +35,17 @@ from training.channel.exchange import (
     Turn,
     grade_of,
 )
-from training.compression import Codec, Encodes, join_cells, make_codec, make_feedback
+from training.compression import (
+    Codec,
+    Encodes,
+    HearsSums,
+    join_cells,
+    make_codec,
+    make_feedback,
+)
 from training.device.inner import apply_gradient, optimizer_tensors
 from training.loop.device_encoding import encoder_on
+from training.loop.drafting import Drafting
 from training.loop.inner_state import (
     InnerState,
     InnerStore,
@@ -43,7 +54,8 @@ from training.loop.inner_state import (
     recall,
     take_moments,
 )
-from training.methods.method import Due, Method, anchor_digest
+from training.loop.stopwatch import Stopwatch
+from training.methods.method import Due, Method, anchor_digest, law_of_steps
 from training.methods.stages import make_stages
 from training.models.building import (
     check_optimizer,
@@ -54,6 +66,7 @@ from training.models.building import (
     write_fragment,
 )
 from training.numeric.arithmetic import all_finite
+from training.numeric.heap import give_back_free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -68,8 +81,18 @@ class RoundWatcher:
         """What encodes a contribution; None for numpy's encoder."""
         return encoder_on(device, codec)
 
-    def before_gradient(self, clock: RunClock, lease: Lease, local_step: int) -> None:
-        """Before the gradient of each step of a round, which is trained on that lease."""
+    keeps_states = False
+    """Whether it keeps moments and working weights across a restart; else an InnerStore does."""
+
+    def before_gradient(
+        self,
+        clock: RunClock,
+        lease: Lease,
+        local_step: int,
+        anchors: Sequence[NDArray[np.float32]],
+    ) -> None:
+        """Before the gradient of each step of a round, which is trained on that lease; `anchors`
+        are the sealed ones of all fragments."""
 
     def after_step(self, local_step: int) -> None:
         """Behind each step; the first one is number 1."""
@@ -80,7 +103,7 @@ class RoundWatcher:
         return None
 
     def settled(self, outcome: Outcome) -> bool:
-        """What became of the round; False where all residuals are to begin anew."""
+        """What became of the round; False where all residuals and weights are to begin anew."""
         del outcome
         return True
 
@@ -102,6 +125,7 @@ class DiLoCo:
     With an `inner_store` each round is kept before it leaves, and a process that begins anew takes
     up what the one before it left there: moments, residual, and a contribution that is under way.
     The `watcher` looks on at each round; whoever computes gradients calls `begin_step` before each.
+    `watch` takes the time of each phase; what passes between two calls counts as training.
     """
 
     def __init__(
@@ -114,6 +138,7 @@ class DiLoCo:
         inner_store: InnerStore | None = None,
         watcher: RoundWatcher | None = None,
     ) -> None:
+        self.watch = Stopwatch()
         manifest, spec = exchange.manifest, exchange.manifest.outer
         model = unwrapped(model)
         # Before there is a seat, for which peers would wait.
@@ -126,10 +151,12 @@ class DiLoCo:
         self._manifest = manifest
         self._shard, self._layout = manifest.shards[shard], manifest.layout(shard)
         fragments = range(len(self._shard.fragments))
-        self._methods = make_stages(spec, manifest.inner, len(fragments))
+        self._methods = make_stages(spec, law_of_steps(manifest), len(fragments))
         self._codec = make_codec(spec)
         self._watcher = watcher or RoundWatcher()
         encode = self._watcher.encoder(next(model.parameters()).device, self._codec)
+        self._drafting = Drafting(encode, exchange) if isinstance(exchange, HasDraft) else None
+        encode = self._drafting or encode
         self._feedback = [make_feedback(manifest, encode) for _ in fragments]
         self._anchors = list(start.anchors)
         self._begin_with_anchors()
@@ -149,6 +176,7 @@ class DiLoCo:
             recalled = recall(inner_store, start, self._methods.at(self._clock.round - 1))
             if recalled is not None:
                 self._take_up(recalled, start)
+        self.watch.count_as("take")
 
     @property
     def clock(self) -> RunClock:
@@ -185,7 +213,8 @@ class DiLoCo:
 
     def begin_step(self) -> None:
         """Before the gradient of each step, in a run with audits."""
-        self._watcher.before_gradient(self._clock, self._lease, self._local_step)
+        step = self._local_step
+        self._watcher.before_gradient(self._clock, self._lease, step, self._anchors)
 
     def step(self, loss: SupportsFloat = 0.0, *, samples: int | None = None) -> Outcome | None:
         """One inner step with the gradients at hand; after the H-th also a round.
@@ -200,7 +229,8 @@ class DiLoCo:
         if self._clock.round in self._left:
             return self.resume()
         rate_step = self._rate_step
-        apply_gradient(self._model, self._inner_optimizer, self._manifest, rate_step)
+        with self._updating():
+            apply_gradient(self._model, self._inner_optimizer, self._manifest, rate_step)
         self._method.after_step(rate_step)
         self._local_step += 1
         self._watcher.after_step(self._local_step)
@@ -209,8 +239,13 @@ class DiLoCo:
         self._loss_total += float(loss.detach() if isinstance(loss, torch.Tensor) else loss)
         due = self._due(self._local_step)
         outcome = None
+        if due.begin:
+            # Of no more use: the drift needs as much memory, and the next step makes new ones.
+            self._inner_optimizer.zero_grad(set_to_none=True)
+            give_back_free_memory()
         for fragment in due.begin:
-            outcome = self._begin(fragment, is_joined=fragment in due.join)
+            with self.watch.within("encode"):
+                outcome = self._begin(fragment, is_joined=fragment in due.join)
             outcome = self._proceed() or outcome
         return self._take_over(due) or outcome
 
@@ -230,7 +265,8 @@ class DiLoCo:
             self._feedback[fragment].reopen(state.residuals[fragment], state.residual_after_N)
             self._method.reopen(state.notes)
             due = self._due(self._steps)
-            self._hand_over(contribution)
+            with self.watch.within("encode"):
+                self._hand_over(contribution)
             outcome = self._proceed()
             outcome = self._take_over(due) or outcome
         return outcome
@@ -245,7 +281,8 @@ class DiLoCo:
             feedback.restore(residual_N)
 
     def _take_up(self, recalled: Recalled, start: RunStart) -> None:
-        take_moments(self._model, self._inner_optimizer, recalled.newest)
+        if not self._watcher.keeps_states:
+            take_moments(self._model, self._inner_optimizer, recalled.newest)
         if recalled.residuals is not None:
             self.restore_residuals(recalled.residuals)
             self._method.take_up(recalled.newest.notes, recalled.newest.round, start)
@@ -288,7 +325,13 @@ class DiLoCo:
     def _begin(self, fragment: int, *, is_joined: bool) -> Outcome | None:
         """Hand over what drifted; first, where that `is_joined`, take the round before over."""
         local_N = read_fragment(self._model, self._shard, fragment)
-        drift_N = self._ahead.get(fragment, self._anchors[fragment]) - local_N
+        sent_N = self._method.sent_weights(local_N)
+        drift_N = np.subtract(
+            self._ahead.get(fragment, self._anchors[fragment]),
+            local_N,
+            out=local_N if sent_N is None else None,
+        )
+        del local_N
         if not all_finite(drift_N):
             raise StateError(f"training diverged in round {self._clock.round}: weights not finite")
         self._method.record_drift(drift_N)
@@ -296,7 +339,12 @@ class DiLoCo:
         outcome = self._finish(fragment) if is_joined and fragment in self._pending else None
         feedback = self._feedback[fragment]
         lots = self._method.lots(self._clock.round)
-        encoded = feedback.encode(drift_N, lots=lots, grade=grade_of(self._exchange))
+        if self._drafting is not None:
+            self._drafting.begin()
+        encoded = feedback.encode(
+            drift_N, lots=lots, grade=grade_of(self._exchange), hear=self._hears_sums()
+        )
+        del drift_N  # The residual has its memory.
         self._run_ahead(fragment, encoded.payloads)
         contribution = Contribution(
             fragment=fragment,
@@ -309,9 +357,10 @@ class DiLoCo:
             loss=self._loss_total / self._local_step,
             traced=self._watcher.encoded(feedback.residual_N),
         )
-        self._keep(contribution)
+        with self.watch.within("save"):
+            self._keep(contribution)
         self._hand_over(contribution)
-        self._pending[fragment].sent_N = self._method.sent_weights(local_N)
+        self._pending[fragment].sent_N = sent_N
         return outcome
 
     def _run_ahead(self, fragment: int, payloads: Sequence[bytes]) -> None:
@@ -323,8 +372,17 @@ class DiLoCo:
             self._ahead[fragment] = ahead_N
 
     def _hand_over(self, contribution: Contribution) -> None:
-        ticket = self._exchange.begin(contribution.fragment, contribution)
+        timed = replace(contribution, times=self.watch.take())
+        ticket = self._exchange.begin(contribution.fragment, timed)
         self._pending[contribution.fragment] = Pending(self._clock.round, ticket)
+
+    def _updating(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._inner_store is None else self._inner_store.updating()
+
+    def _hears_sums(self) -> HearsSums:
+        if self._inner_store is None:
+            return lambda _: None
+        return self._inner_store.sums(self._clock.round)
 
     def _keep(self, contribution: Contribution) -> None:
         # Before anybody hears of it: a process that begins anew must not contradict this one (R6).
@@ -339,16 +397,24 @@ class DiLoCo:
                 residuals=self.residuals(),
                 residual_after_N=self._feedback[fragment].residual_after_N,
                 optimizer=type(self._inner_optimizer).__name__,
-                moments=optimizer_tensors(self._model, self._inner_optimizer),
+                moments=self._moments(),
                 drifting=self._drifting(fragment),
                 pending=tuple(one.round for one in self._pending.values() if not one.is_void),
                 notes=self._method.notes(),
                 basis=self._clock.basis,
+                roots=tuple(feedback.root for feedback in self._feedback),
             )
         )
 
+    def _moments(self) -> Mapping[str, torch.Tensor]:
+        if self._watcher.keeps_states:
+            return {}
+        return optimizer_tensors(self._model, self._inner_optimizer)
+
     def _drifting(self, contributed: int) -> dict[int, tuple[bytes, NDArray[np.float32]]]:
         """Anchor and working weights of all fragments whose weights go on."""
+        if self._watcher.keeps_states:
+            return {}
         return {
             fragment: (anchor_digest(anchor_N), read_fragment(self._model, self._shard, fragment))
             for fragment, anchor_N in enumerate(self._anchors)
@@ -372,9 +438,14 @@ class DiLoCo:
         """On to the next round, where a turn names it before the outcome is here (R5). The outcome
         is taken over now at the latest where the round may be about that fragment again. So is that
         of a round which is not before the next one: its branch was left (R4)."""
-        turn = self._method.next_turn(self._exchange)
+        with self.watch.within("wait"):
+            turn = self._method.next_turn(self._exchange)
         if turn is None:
             return None
+        with self.watch.within("take"):
+            return self._go_on_for(turn)
+
+    def _go_on_for(self, turn: Turn) -> Outcome | None:
         outcome, method = None, self._method
         for fragment, pending in list(self._pending.items()):
             if not method.is_awaited(pending.round, turn):
@@ -389,7 +460,13 @@ class DiLoCo:
 
     def _finish(self, fragment: int) -> Outcome:
         pending = self._pending.pop(fragment)
-        outcome = pending.ticket.result()
+        with self.watch.within("wait"):
+            outcome = pending.ticket.result()
+        with self.watch.within("take"):
+            self._take_in(fragment, pending, outcome)
+        return outcome
+
+    def _take_in(self, fragment: int, pending: Pending, outcome: Outcome) -> None:
         self._settle(fragment, outcome, is_void=pending.is_void)
         self._method.settle(outcome)
         merged_N = outcome.anchor_N
@@ -403,7 +480,6 @@ class DiLoCo:
         turn = self._method.next_round(outcome)
         if turn is not None:
             self._begin_round(turn)
-        return outcome
 
     def _drop(self, anchors: Mapping[int, NDArray[np.float32]]) -> None:
         """Sealed without us: what drifted since is dropped (R6)."""
@@ -426,3 +502,4 @@ class DiLoCo:
             feedback.abort()
         if not self._watcher.settled(outcome):
             self.restore_residuals([None] * len(self._feedback))
+            self._drop(dict(enumerate(self._anchors)))

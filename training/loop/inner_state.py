@@ -2,20 +2,28 @@
 
 N elements of a fragment
 
-    round-000042.safetensors    moments after the inner steps of round 42, what it contributed, and
-                                the error feedback's residual before and after
+    round-000042.safetensors    what was contributed to round 42, and the error feedback's residual
+                                before and after
+    round-000042.sums           of a large model: what that contribution was encoded from
 
 It is written before the contribution leaves the trainer. So a trainer that starts anew knows what
 it may have said: while the round is open it sends the same bytes again, without training; when the
 round is over the seal tells which of the two residuals is the right one. With two rounds in flight
 (R5) two may be open; bytes are sent again where the fragment is still the version that they are
 relative to.
+
+Of a small model the file has both residuals, the payload, and the moments. Of a large one these are
+most of what a node writes, so there the sums stand for payload and residual after, the residual
+before is named by the round that left it over, and moments are written now and then beside the
+rounds (`training.loop.moments`). In runs with audits all is in the file: whoever audits goes by
+moments, too.
 """
 
 import errno
 import logging
 import re
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -26,17 +34,26 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from protocol import limits
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from training.channel.exchange import Contribution, RunStart, TraceRoots
+from training.compression import HearsSums, make_codec, residual_root
+from training.compression.dense import DenseCodec
 from training.device.inner import load_optimizer_tensors
 from training.files.durable import WRITING, make_folder_durably
-from training.files.tensor_file import TensorFile, read_tensors, write_tensors
+from training.files.tensor_file import TensorFile, read_metadata, read_tensors, write_tensors
+from training.loop.moments import APART_S, MomentsFile
+from training.loop.sums import SUMS_SUFFIX, SumsWriter, read_sums
 from training.methods.method import Method, MethodNotes, anchor_digest
 
 logger = logging.getLogger(__name__)
 
 INNER_STATES_KEPT = 3
+
+LARGE_BYTES = 32 * limits.MIB
+"""A model whose float32 weights are so many is large: what is little wears no disk, and is whole in
+each file."""
 
 _VERSION = "1"
 _SUFFIX = ".safetensors"
@@ -47,10 +64,13 @@ _RESIDUAL_AFTER = "residual_after"
 _DRIFTING = "drifting/"
 _PAYLOAD, _LENGTHS = "payload", "lengths"
 _TRACE = "trace"
+_SUMS, _BEFORE = "sums", "before"
+_NO_RESIDUAL, _IN_HERE = "-", "here"
 _OUR_TENSORS = (_RESIDUAL_AFTER, _PAYLOAD, _LENGTHS)
 _OUR_WORDS = (
     *("version", "run", "shard", "round", "anchor", "optimizer", "fragment", "tokens", "samples"),
     *("steps", "loss", "residual_before", "residual_after", "pending", "basis", _TRACE),
+    *(_SUMS, _BEFORE),
 )
 _METHOD_VECTORS_MAX = 4
 _TENSORS_PER_PARAMETER_MAX = 8
@@ -63,8 +83,9 @@ _DISK_IS_FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSP
 class InnerState:
     """What a trainer must know again after a crash.
 
-    `residuals` are those of all fragments before the contribution, `residual_after_N` that of the
-    contribution's fragment if it is sealed; None stands for zero. `anchor` is the digest of the
+    `residuals` are those of all fragments before the contribution, `roots` theirs where they are
+    known, `residual_after_N` that of the contribution's fragment if it is sealed; None stands for
+    zero. `anchor` is the digest of the
     anchor that the contribution is relative to; with a round of delay of the newest that was known
     when it was handed over. `optimizer` names the class that `moments` are of.
     `drifting` are the working weights of the other fragments, which go on against older anchors:
@@ -84,6 +105,7 @@ class InnerState:
     pending: tuple[int, ...] = ()
     notes: MethodNotes = field(default_factory=MethodNotes)
     basis: bytes = b""
+    roots: tuple[bytes, ...] = ()
 
 
 class InnerStore(Protocol):
@@ -93,12 +115,21 @@ class InnerStore(Protocol):
     without what the codec lost.
     """
 
+    def sums(self, round_index: int) -> HearsSums:
+        """What hears the numbers that the contribution to a round is encoded from, cell by cell;
+        called before it is encoded. Raises OSError as `save` does."""
+        ...
+
     def save(self, state: InnerState) -> None:
         """Make the state of a round durable; called before its contribution is handed over.
 
-        The loop goes on to change the vectors and tensors in it. Raises OSError on a full disk: the
-        contribution then never leaves.
+        The loop goes on to change the vectors in it, and its moments within `updating`. Raises
+        OSError on a full disk: the contribution then never leaves.
         """
+        ...
+
+    def updating(self) -> AbstractContextManager[None]:
+        """Held while a step changes the moments."""
         ...
 
     def newest(self, round_index: int) -> InnerState | None:
@@ -116,31 +147,145 @@ class KeepsInnerState(Protocol):
         ...
 
 
-class InnerFolder:
-    """InnerStore on disk, for one shard and one process at a time. Three rounds are kept."""
+def is_large(manifest: RunManifest, shard: int = 0) -> bool:
+    """Whether of this shard's rounds little is written before a contribution leaves."""
+    return 4 * manifest.layout(shard).numel >= LARGE_BYTES and not manifest.audits.rate
 
-    def __init__(self, folder: Path, manifest: RunManifest, shard: int = 0) -> None:
+
+class InnerFolder:
+    """InnerStore on disk, for one shard and one process at a time. Three rounds are kept, and of a
+    large model those before them whose residuals they name.
+
+    `large` says whether the model is, where not its size decides; `apart_s` is of its moments.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        manifest: RunManifest,
+        shard: int = 0,
+        *,
+        large: bool | None = None,
+        apart_s: float = APART_S,
+    ) -> None:
         self._folder = folder
         self._run = manifest.digest.hex()
         self._shard = manifest.shards[shard]
-        self._numels = manifest.layout(shard).fragment_numels
+        self._layout = manifest.layout(shard)
+        self._numels = self._layout.fragment_numels
+        self._codec = make_codec(manifest.outer)
+        self._is_large = is_large(manifest, shard) if large is None else large
+        self._has_sums = self._is_large and manifest.outer.feedback != 0.0
+        self._writer: SumsWriter | None = None
+        self._kept_in: dict[tuple[int, bytes], int] = {}
+        """By fragment and root of a residual the round that left it over, as its file says."""
+        self._names: dict[int, frozenset[int]] = {}
+        """By round those whose files its own one names."""
+        self._is_tidy = False
+        words = {"version": _VERSION, "run": self._run, "shard": self._shard.name}
+        self.moments = MomentsFile(folder, words, apart_s=apart_s)
+
+    def sums(self, round_index: int) -> HearsSums:
+        """See InnerStore. Raises OSError that names the folder and what to do."""
+        if not self._has_sums:
+            return lambda _: None
+        try:
+            self._tidy()
+            self._drop_sums()
+            self._writer = writer = SumsWriter(self._sums_path(round_index))
+        except OSError as error:
+            raise self._unkept(round_index, error) from error
+
+        def hear(cell_N: NDArray[np.float32]) -> None:
+            try:
+                writer.add(cell_N)
+            except OSError as error:
+                self._drop_sums()
+                raise self._unkept(round_index, error) from error
+
+        return hear
 
     def save(self, state: InnerState) -> None:
         """See InnerStore. Raises OSError that names the folder and what to do."""
         try:
+            self._tidy()
+            path = self._folder / f"round-{state.round:06d}{_SUFFIX}"
+            words = self._metadata(state)
+            left_out = self._leave_out(state, words) if self._is_large else set()
+            tensors = _tensors(state, left_out)
+            write_tensors(path, TensorFile(tensors, words))
+            self._note(state.round, words)
+            self._prune(state.round)
+        except OSError as error:
+            self._drop_sums()
+            raise self._unkept(state.round, error) from error
+        if self._is_large:
+            optimizer = {"optimizer": state.optimizer}
+            self.moments.round_ended(state.moments, optimizer)
+
+    def updating(self) -> AbstractContextManager[None]:
+        """See InnerStore."""
+        return self.moments.updating() if self._is_large else nullcontext()
+
+    def _tidy(self) -> None:
+        """What the process before us left unfinished goes; once, for by now our own thread may
+        write."""
+        if not self._is_tidy:
             make_folder_durably(self._folder)
             for left in self._folder.glob(WRITING + "*"):
                 left.unlink()
-            path = self._folder / f"round-{state.round:06d}{_SUFFIX}"
-            write_tensors(path, TensorFile(_tensors(state), self._metadata(state)))
-            self._prune(state.round)
-        except OSError as error:
-            mend = "free space there" if error.errno in _DISK_IS_FULL else "make it writable"
-            raise OSError(
-                error.errno,
-                f"cannot keep the state of round {state.round} in {self._folder}: "
-                f"{error.strerror or error}; {mend} and start again, nothing that was kept is lost",
-            ) from error
+            self._is_tidy = True
+
+    def _unkept(self, round_index: int, error: OSError) -> OSError:
+        mend = "free space there" if error.errno in _DISK_IS_FULL else "make it writable"
+        return OSError(
+            error.errno,
+            f"cannot keep the state of round {round_index} in {self._folder}: "
+            f"{error.strerror or error}; {mend} and start again, nothing that was kept is lost",
+        )
+
+    def _sums_path(self, round_index: int) -> Path:
+        return self._folder / f"round-{round_index:06d}{SUMS_SUFFIX}"
+
+    def _drop_sums(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.drop()
+
+    def _leave_out(self, state: InnerState, words: dict[str, str]) -> set[str]:
+        """Names of the tensors that lie elsewhere; the words say where."""
+        left_out = {_MOMENTS + name for name in state.moments}
+        writer, self._writer = self._writer, None
+        if writer is not None and writer.path == self._sums_path(state.round):
+            try:
+                words[_SUMS] = writer.finish().hex()
+            except OSError:
+                writer.drop()
+                raise
+            left_out.add(_RESIDUAL_AFTER)
+            if isinstance(self._codec, DenseCodec):
+                left_out.add(_PAYLOAD)  # Others are not worth to be encoded again to the bit.
+        before = [_NO_RESIDUAL] * len(self._numels)
+        for fragment, residual_N in enumerate(state.residuals):
+            if residual_N is None:
+                continue
+            root = state.roots[fragment] if state.roots else b""
+            kept_in = self._kept_in.get((fragment, root))
+            before[fragment] = _IN_HERE if kept_in is None else str(kept_in)
+            if kept_in is not None:
+                left_out.add(f"{_RESIDUAL}{fragment}")
+        words[_BEFORE] = " ".join(before)
+        return left_out
+
+    def _note(self, round_index: int, words: Mapping[str, str]) -> None:
+        """What a file of ours has, and which others it names."""
+        named = frozenset(int(word) for word in words.get(_BEFORE, "").split() if word.isdecimal())
+        self._names[round_index] = named
+        for key in [key for key, index in self._kept_in.items() if index == round_index]:
+            del self._kept_in[key]
+        if _SUMS in words:
+            root = bytes.fromhex(words["residual_after"])
+            self._kept_in[int(words["fragment"]), root] = round_index
 
     def newest(self, round_index: int) -> InnerState | None:
         """See InnerStore. A file that is torn, changed or foreign is passed over with a warning.
@@ -163,9 +308,24 @@ class InnerFolder:
 
     def _prune(self, newest: int) -> None:
         rounds = self._rounds()
-        kept = sorted(index for index in rounds if index <= newest)[-INNER_STATES_KEPT:]
-        for index in rounds.keys() - set(kept):
+        kept = set(sorted(index for index in rounds if index <= newest)[-INNER_STATES_KEPT:])
+        kept |= {named for index in kept for named in self._named(rounds[index], index)}
+        for index in rounds.keys() - kept:
             rounds[index].unlink()
+            self._note(index, {})
+        if self._has_sums:
+            names = {self._sums_path(index).name for index in kept}
+            for path in self._folder.glob(f"*{SUMS_SUFFIX}"):
+                if path.name not in names:
+                    path.unlink()
+
+    def _named(self, path: Path, index: int) -> frozenset[int]:
+        if index not in self._names:
+            try:
+                self._note(index, read_metadata(path))
+            except (CheckpointError, KeyError, ValueError):
+                self._note(index, {})
+        return self._names[index]
 
     def _metadata(self, state: InnerState) -> dict[str, str]:
         contribution = state.contribution
@@ -191,13 +351,13 @@ class InnerFolder:
 
     def _load(self, path: Path, round_index: int) -> InnerState:
         fragments = len(self._numels)
-        parameters = len(self._shard.tensors)
-        most = _TENSORS_PER_PARAMETER_MAX * parameters + 2 * fragments + 3 + _METHOD_VECTORS_MAX
-        content = read_tensors(path, tensors_max=most)
+        content = read_tensors(path, tensors_max=self._tensors_max)
         # A file with a right digest was written by us, if perhaps by another version of us.
         try:
             self._check_owner(path, round_index, content.metadata)
+            content = self._gathered(content, round_index)
             state = _state(content, round_index, fragments)
+            self._note(round_index, content.metadata)
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{path} is of another version: {error!r}") from error
         numel = self._numels[state.contribution.fragment]
@@ -210,6 +370,58 @@ class InnerFolder:
         if any(x_N is not None and x_N.shape != (size,) for x_N, size in expected):
             raise CheckpointError(f"{path} has residuals of another size")
         return state
+
+    @property
+    def _tensors_max(self) -> int:
+        parameters, fragments = len(self._shard.tensors), len(self._numels)
+        return _TENSORS_PER_PARAMETER_MAX * parameters + 2 * fragments + 3 + _METHOD_VECTORS_MAX
+
+    def _gathered(self, content: TensorFile, round_index: int) -> TensorFile:
+        """With what of a large model lies elsewhere. Raises CheckpointError where that is not what
+        it was, and ValueError or KeyError."""
+        words, tensors = content.metadata, dict(content.tensors)
+        if _SUMS in words:
+            after_N, payload = self._made_again(content, round_index)
+            tensors[_RESIDUAL_AFTER] = torch.from_numpy(after_N)
+            tensors[_PAYLOAD] = torch.from_numpy(payload)
+        for fragment, word in enumerate(words.get(_BEFORE, "").split()):
+            if word in (_NO_RESIDUAL, _IN_HERE):
+                continue
+            path = self._folder / f"round-{int(word):06d}{_SUFFIX}"
+            left = read_tensors(path, tensors_max=self._tensors_max)
+            self._check_owner(path, int(word), left.metadata)
+            if left.metadata["fragment"] != str(fragment):
+                raise ValueError(f"round {word} left no residual of fragment {fragment}")
+            residual_N, _ = self._made_again(left, int(word))
+            tensors[f"{_RESIDUAL}{fragment}"] = torch.from_numpy(residual_N)
+        if self._is_large and (found := self.moments.read(tensors_max=self._tensors_max)):
+            words = {**words, "optimizer": found.metadata["optimizer"]}
+            tensors |= {_MOMENTS + name: tensor for name, tensor in found.tensors.items()}
+        return TensorFile(tensors, words)
+
+    def _made_again(
+        self, content: TensorFile, round_index: int
+    ) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+        """Residual and payload of what was encoded from sums, to the bit."""
+        words = content.metadata
+        numels = self._layout.cell_numels[int(words["fragment"])]
+        path = self._sums_path(round_index)
+        cells = read_sums(path, numels, bytes.fromhex(words[_SUMS]))
+        if _PAYLOAD in content.tensors:
+            payload = content.tensors[_PAYLOAD].numpy()
+        else:
+            encoded = b"".join(self._codec.encode(cell_N) for cell_N in cells)
+            payload = np.frombuffer(bytearray(encoded), np.uint8)
+        lengths = content.tensors[_LENGTHS].tolist()
+        start = 0
+        for cell_N, length in zip(cells, lengths, strict=True):
+            cell = payload[start : start + length].tobytes()
+            cell_N -= self._codec.decode(cell, len(cell_N))
+            start += length
+        after_N = np.concatenate(cells)
+        if residual_root(after_N, self._layout.cell_elements).hex() != words["residual_after"]:
+            raise CheckpointError(f"{path} leaves another residual than it did")
+        return after_N, payload
 
     def _check_owner(self, path: Path, round_index: int, metadata: Mapping[str, str]) -> None:
         if metadata["version"] != _VERSION:
@@ -265,7 +477,7 @@ def _traced(metadata: Mapping[str, str]) -> TraceRoots | None:
     return TraceRoots(trace=tuple(trace), before=before, after=after)
 
 
-def _tensors(state: InnerState) -> dict[str, Tensor]:
+def _tensors(state: InnerState, left_out: Collection[str]) -> dict[str, Tensor]:
     contribution = state.contribution
     tensors = {_MOMENTS + name: tensor for name, tensor in state.moments.items()}
     for fragment, residual_N in enumerate(state.residuals):
@@ -276,10 +488,11 @@ def _tensors(state: InnerState) -> dict[str, Tensor]:
     for other, (_, local_N) in state.drifting.items():
         tensors[f"{_DRIFTING}{other}"] = torch.from_numpy(local_N)
     tensors |= {name: torch.from_numpy(x_N) for name, x_N in state.notes.vectors.items()}
-    payload = np.frombuffer(b"".join(contribution.payloads), dtype=np.uint8)
-    tensors[_PAYLOAD] = torch.tensor(payload)
+    if _PAYLOAD not in left_out:
+        payload = np.frombuffer(bytearray().join(contribution.payloads), dtype=np.uint8)
+        tensors[_PAYLOAD] = torch.from_numpy(payload)
     tensors[_LENGTHS] = torch.tensor([len(p) for p in contribution.payloads], dtype=torch.int64)
-    return tensors
+    return {name: tensor for name, tensor in tensors.items() if name not in left_out}
 
 
 def _state(content: TensorFile, round_index: int, fragments: int) -> InnerState:

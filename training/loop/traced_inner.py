@@ -2,15 +2,16 @@
 
 N elements of the shard, B sequences, W window (context + 1 bytes)
 
-Moments follow the contribution as residuals do (R6): what no seal lists leaves them as they were
-before the round, or the hash chain would have a gap. A second model runs what others trained, so
-that the own one never has to be put back.
+Moments, and the weights of the fragments that a round does not sync, follow the contribution as
+residuals do (R6): what no seal lists leaves them as they were before the round, or the hash chain
+would have a gap. A second model runs what others trained, so that the own one never has to be put
+back.
 """
 
 import os
 import platform
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -29,6 +30,7 @@ from protocol.segments import (
     SegmentState,
     Vector,
     luck_of,
+    nothing_left,
     steps_of_segment,
 )
 from training.audits.traces import TraceFolder, TraceWriter
@@ -39,6 +41,7 @@ from training.device.inner import accumulate_gradient, apply_gradient, load_opti
 from training.loop.diloco import RoundWatcher
 from training.loop.inner_state import Recalled
 from training.models.building import read_fragment, write_fragment
+from training.numeric.arithmetic import joined
 
 MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
 _STEP = "step"
@@ -98,7 +101,10 @@ def fix_order() -> None:
 
 
 def state_of_model(
-    model: nn.Module, optimizer: torch.optim.Optimizer, shard: ShardSpec
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    shard: ShardSpec,
+    left: tuple[bytes, ...] = (),
 ) -> SegmentState:
     """Weights, moments and steps as they are, copied."""
     parameters = dict(model.named_parameters())
@@ -106,7 +112,7 @@ def state_of_model(
     steps = 0
     for name in MOMENT_NAMES:
         flat = []
-        for index in shard.fragments[0]:
+        for index in _tensors_of(shard):
             parameter = parameters[shard.tensors[index].name]
             kept = optimizer.state.get(parameter, {})
             value = kept.get(name)
@@ -114,14 +120,25 @@ def state_of_model(
             steps = int(kept.get(_STEP, 0))
         whole = torch.cat([part.detach().to("cpu", torch.float32).flatten() for part in flat])
         moments.append(whole.numpy())
-    return SegmentState(read_fragment(model, shard, 0), tuple(moments), steps)
+    fragments = range(len(shard.fragments))
+    weights_N = joined([read_fragment(model, shard, fragment) for fragment in fragments])
+    return SegmentState(weights_N, tuple(moments), steps, left)
+
+
+def _tensors_of(shard: ShardSpec) -> list[int]:
+    """The tensors of the vector of a shard, in its order."""
+    return [index for fragment in shard.fragments for index in fragment]
 
 
 def put_state(
     model: nn.Module, optimizer: torch.optim.Optimizer, shard: ShardSpec, state: SegmentState
 ) -> None:
     """Inverse of `state_of_model`."""
-    write_fragment(model, shard, 0, state.weights_N)
+    start = 0
+    for fragment, tensors in enumerate(shard.fragments):
+        stop = start + sum(shard.tensors[index].numel for index in tensors)
+        write_fragment(model, shard, fragment, state.weights_N[start:stop])
+        start = stop
     put_moments(model, optimizer, shard, state)
 
 
@@ -129,13 +146,13 @@ def put_moments(
     model: nn.Module, optimizer: torch.optim.Optimizer, shard: ShardSpec, state: SegmentState | None
 ) -> None:
     """Moments and steps alone; None are those of whoever begins."""
-    if state is None or state.is_fresh:
+    if state is None or (state.steps == 0 and not any(one_N.any() for one_N in state.moments)):
         load_optimizer_tensors(model, optimizer, {})
         return
     tensors: dict[str, torch.Tensor] = {}
     for name, moment_N in zip(MOMENT_NAMES, state.moments, strict=True):
         start = 0
-        for index in shard.fragments[0]:
+        for index in _tensors_of(shard):
             spec = shard.tensors[index]
             part = torch.from_numpy(moment_N[start : start + spec.numel].copy())
             tensors[f"{name}/{spec.name}"] = part.reshape(spec.shape)
@@ -145,7 +162,9 @@ def put_moments(
 
 
 class RoundTracer(RoundWatcher):
-    """Keeps the states of one's own rounds. For runs of one fragment, with one round in flight."""
+    """Keeps the states of one's own rounds. For runs with one round in flight."""
+
+    keeps_states = True
 
     def __init__(
         self,
@@ -156,16 +175,17 @@ class RoundTracer(RoundWatcher):
     ) -> None:
         self._model, self._optimizer = model, optimizer
         self._manifest, self._shard = manifest, manifest.shards[0]
-        self._folder = folder
+        self._folder, self._layout = folder, folder.layout
         segments = range(manifest.audits.segments)
         self._ends = {steps_of_segment(manifest, segment).stop for segment in segments}
         self._begins = {steps_of_segment(manifest, segment).start: segment for segment in segments}
         self._writer: TraceWriter | None = None
-        self._before: SegmentState | None = None
-        """What the round in hand began with; None of whoever begins, or does not know."""
-        self._last: SegmentState | None = None
-        self._is_lost = False
-        """Whether nobody knows any more what the round in hand began with."""
+        self._round = -1
+        """The round in hand. What it began with is on the disk, and nowhere else."""
+        self._left = nothing_left(self._layout)
+        """Of the state that the round in hand begins with."""
+        self._leaves: tuple[bytes, ...] | None = None
+        """Of the one that the next round begins with, if it is listed; None where nobody knows."""
 
     @override
     def encoder(self, device: torch.device, codec: Codec) -> Encodes | None:
@@ -173,7 +193,9 @@ class RoundTracer(RoundWatcher):
         return None
 
     @override
-    def before_gradient(self, clock: RunClock, lease: Lease, local_step: int) -> None:
+    def before_gradient(
+        self, clock: RunClock, lease: Lease, local_step: int, anchors: Sequence[Vector]
+    ) -> None:
         round_index = clock.round
         segment = self._begins.get(local_step)
         if segment is not None:
@@ -182,58 +204,73 @@ class RoundTracer(RoundWatcher):
             if self._writer is not None:
                 self._writer.drop()
             place = SegmentPlace(round=round_index, step=clock.step, segment=0, lease=lease)
-            self._writer = self._folder.writer(place)
-            self._before, self._is_lost = self._add(), False
+            self._writer = self._folder.writer(place, joined(anchors))
+            self._round = round_index
+            self._add()
 
     @override
     def after_step(self, local_step: int) -> None:
         if local_step in self._ends:
-            self._last = self._add()
+            self._add()
 
     @override
     def encoded(self, residual_N: Vector | None) -> TraceRoots:
         assert self._writer is not None, "before_gradient was not called"
-        assert self._last is not None
         writer, self._writer = self._writer, None
-        return writer.close(self._last, residual_N)
+        self._leaves = writer.left
+        return writer.close(residual_N)
 
     @override
     def settled(self, outcome: Outcome) -> bool:
-        """What became of the round: moments that no seal lists are those of before. False where
-        nobody knows what was before: the residual, too, is then that of whoever begins."""
-        if outcome.is_resync or (self._is_lost and not outcome.listed):
-            self._put(None)
-            return False
-        if not outcome.listed:
-            self._put(self._before)
+        """What became of the round: of what no seal lists nothing stays. False where nobody knows
+        what it began or ended with: all is then as of whoever begins."""
+        if outcome.is_resync:
+            return self._begin_anew()
+        if outcome.listed:
+            if self._leaves is None:
+                return self._begin_anew()
+            self._left = self._leaves
+            return True
+        before = self._folder.first(self._round)
+        if before is None:
+            return self._begin_anew()
+        self._left = before.left
+        put_state(self._model, self._optimizer, self._shard, before)
         return True
 
     @override
     def goes_on(self, recalled: Recalled, start: RunStart) -> bool:
         """Whether a process that begins anew goes on from what the own last listed round left: it
-        has the residual and the moments of the newest round that is kept. Else it begins with no
-        moments, and has to without residual: audits know the hash chain, or nothing at all."""
+        has the residual and the states of the newest round that is kept. Else it begins with
+        nothing but the anchors: audits know the hash chain, or nothing at all."""
         newest = recalled.newest.round
-        is_known = recalled.residuals is not None and max(start.listed, default=-1) <= newest
-        if is_known:
-            self._before = self._folder.first(newest)
-            self._is_lost = self._before is None
-            if newest in recalled.under_way or newest in start.listed:
-                return True
-        if not is_known or self._is_lost:
-            self._put(None)
-            return False
-        self._put(self._before)
+        if recalled.residuals is None or max(start.listed, default=-1) > newest:
+            return self._begin_anew()
+        self._round = newest
+        is_listed, is_open = newest in start.listed, newest in recalled.under_way
+        find = self._folder.last if is_listed or is_open else self._folder.first
+        known = find(newest)
+        if known is None:
+            # What was said of a round that is open is said again; what it left nobody knows then.
+            return is_open or self._begin_anew()
+        self._leaves = known.handed_on(self._layout).left
+        self._left = self._leaves if is_listed else known.left
+        put_moments(self._model, self._optimizer, self._shard, known)
+        fragments = range(self._layout.num_fragments)
+        moved = {self._layout.fragment_of(index) for index in range(newest, start.clock.round)}
+        for fragment in set(fragments) - moved:
+            weights_N = known.weights_N[self._layout.fragment_span(fragment)]
+            write_fragment(self._model, self._shard, fragment, weights_N)
         return True
 
-    def _put(self, state: SegmentState | None) -> None:
-        put_moments(self._model, self._optimizer, self._shard, state)
+    def _begin_anew(self) -> bool:
+        self._left = nothing_left(self._layout)
+        put_moments(self._model, self._optimizer, self._shard, None)
+        return False
 
-    def _add(self) -> SegmentState:
+    def _add(self) -> None:
         assert self._writer is not None
-        state = state_of_model(self._model, self._optimizer, self._shard)
-        self._writer.add(state)
-        return state
+        self._writer.add(state_of_model(self._model, self._optimizer, self._shard, self._left))
 
 
 class TorchSegments:
@@ -263,6 +300,6 @@ class TorchSegments:
                 sam_radius = self._manifest.inner.sam_radius
                 accumulate_gradient(model, optimizer, windows_BW, sam_radius=sam_radius)
                 apply_gradient(model, optimizer, self._manifest, place.step + step)
-            return state_of_model(model, optimizer, shard)
+            return state_of_model(model, optimizer, shard, state.left)
         finally:
             torch.set_rng_state(luck)

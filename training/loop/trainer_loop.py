@@ -4,7 +4,6 @@ N elements of a fragment, B sequences, W window (context + 1 bytes)
 """
 
 import logging
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,14 +13,13 @@ from numpy.typing import NDArray
 from torch import nn
 
 from protocol.errors import ConfigError, TrainerError
-from protocol.grid import ShardSpec
 from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.segments import batch_lease
 from training.audits.traces import TRACES_FOLDER, TraceFolder, run_audit
-from training.channel.exchange import Contribution, Outcome, RunStart, Ticket, Turn
-from training.channel.frames import Audit, Progress, Ready, Reopen, Validation
-from training.channel.trainer_end import ChannelExchange
+from training.channel.exchange import Contribution, RunStart, Ticket, Turn
+from training.channel.frames import Audit, Progress, Ready, Reopen
+from training.channel.trainer_end import ChannelExchange, RunsAudits
 from training.data.corpus import Dataset, lease_samples, open_corpus
 from training.device.device import AUTO, Device, open_device
 from training.device.inner import (
@@ -29,19 +27,20 @@ from training.device.inner import (
     is_out_of_memory,
     make_optimizer,
     memory_error,
-    validation_loss,
 )
 from training.loop.diloco import DiLoCo
+from training.loop.idle_validation import (
+    VALIDATION_WINDOWS,
+    HeldOut,
+    IdleValidator,
+)
 from training.loop.inner_state import InnerFolder
+from training.loop.stopwatch import Stopwatch
 from training.loop.traced_inner import RoundTracer, TorchSegments, device_class, fix_order
-from training.models.building import build_model, read_fragment, tokens_per_sample, write_fragment
+from training.models.building import build_model, tokens_per_sample
 
 logger = logging.getLogger(__name__)
 
-VALIDATION_WINDOWS = 128
-"""Held-out windows per validation: fixed, so that curves of all nodes and rounds compare."""
-
-_VALIDATION_BATCH = 64
 _REPORTS_PER_ROUND_MAX = 50
 
 
@@ -60,6 +59,9 @@ class TrainerOptions:
     """Where the transaction of each round is kept, of this shard alone; None keeps none, and a
     restart then loses moments and residual."""
 
+    validation_share: float = 0.0
+    """Of its time, what it may spend on measuring anchors while the run goes on."""
+
 
 class ChannelSession:
     """The Session of `training.loop.diloco` over a channel."""
@@ -73,6 +75,10 @@ class ChannelSession:
     def grade(self) -> int:
         """See KnowsLine."""
         return self._exchange.grade
+
+    def draft(self) -> NDArray[np.uint8]:
+        """See HasDraft."""
+        return self._exchange.draft()
 
     def begin(self, fragment: int, contribution: Contribution) -> Ticket:
         """See Exchange."""
@@ -109,17 +115,11 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
     )
     session = ChannelSession(manifest, exchange, _run_start(exchange))
 
-    validator = AnchorValidator(
-        exchange, model, manifest.shards[options.shard], micro_batch, held_out_BW
-    )
-    # Of the anchors that we start from: what is under way brings others.
-    validator.answer_if_asked()
     folder = options.inner_folder
     store = None if folder is None else InnerFolder(folder, manifest, options.shard)
-    tracer = None
+    traces = tracer = None
     if manifest.audits.rate:
         traces = traces_of(manifest, options)
-        exchange.audits = Auditor(manifest, options, device, dataset, traces).run
         tracer = RoundTracer(model, optimizer, manifest, traces)
     diloco = DiLoCo(
         model,
@@ -129,8 +129,17 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
         inner_store=store,
         watcher=tracer,
     )
-    if diloco.resume() is not None:
-        validator.answer_if_asked()
+    validator = IdleValidator(
+        exchange,
+        HeldOut(model, manifest.shards[options.shard], micro_batch, held_out_BW),
+        diloco.watch,
+        share=options.validation_share,
+    )
+    exchange.spare = validator
+    if traces is not None:
+        auditor = Auditor(manifest, options, device, dataset, traces)
+        exchange.audits = watched(auditor.run, diloco.watch)
+    diloco.resume()
     report_every = max(1, manifest.inner.inner_steps // _REPORTS_PER_ROUND_MAX)
     while not diloco.finished:
         windows_BW = _next_batch(manifest, dataset, diloco)
@@ -140,30 +149,19 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
             raise memory_error(device)  # In parts it has other bits, and would seem made up.
         if diloco.local_step % report_every == 0:
             exchange.send(Progress(step=diloco.clock.step + diloco.local_step, loss=loss))
-        if _step(diloco, loss, device) is not None:
-            validator.answer_if_asked()
+        _step(diloco, loss, device)
+    validator.measure_last()
     logger.info("run finished round=%d", diloco.clock.round)
 
 
-@dataclass(frozen=True, slots=True)
-class AnchorValidator:
-    """Measures the newest anchors on held-out text, where the network process asks for it."""
+def watched(audits: RunsAudits, watch: Stopwatch) -> RunsAudits:
+    """The same, and what it takes counts as auditing."""
 
-    exchange: ChannelExchange
-    model: nn.Module
-    shard: ShardSpec
-    micro_batch: MicroBatch
-    held_out_BW: NDArray[np.uint8]
+    def run(frame: Audit | Reopen) -> bytes:
+        with watch.within("audit"):
+            return audits(frame)
 
-    def answer_if_asked(self) -> None:
-        """Send the loss of the round that was asked for last, if one was since the last answer."""
-        asked = self.exchange.take_validation()
-        if asked is None:
-            return
-        at_once = self.micro_batch.at_once(_VALIDATION_BATCH)
-        anchors, held_out_BW = self.exchange.anchors, self.held_out_BW
-        loss = anchor_loss(self.model, self.shard, anchors, held_out_BW, batch_windows=at_once)
-        self.exchange.send(Validation(round=asked, loss=loss))
+    return run
 
 
 def traces_of(manifest: RunManifest, options: TrainerOptions) -> TraceFolder:
@@ -198,28 +196,6 @@ class Auditor:
         return self._dataset.windows(samples_B, tokens_per_sample(self._manifest))
 
 
-def anchor_loss(
-    model: nn.Module,
-    shard: ShardSpec,
-    anchors: Sequence[NDArray[np.float32]],
-    held_out_BW: NDArray[np.uint8],
-    *,
-    batch_windows: int = _VALIDATION_BATCH,
-) -> float:
-    """Validation loss of the anchors, nats per byte; the working weights are put back.
-
-    In float32 on every device, so that the curves of all nodes compare.
-    """
-    fragments = range(len(shard.fragments))
-    working = [read_fragment(model, shard, fragment) for fragment in fragments]
-    for fragment in fragments:
-        write_fragment(model, shard, fragment, anchors[fragment])
-    loss = validation_loss(model, held_out_BW, batch_windows)
-    for fragment in fragments:
-        write_fragment(model, shard, fragment, working[fragment])
-    return loss
-
-
 def _set_up(
     manifest: RunManifest, options: TrainerOptions, device: Device
 ) -> tuple[nn.Module, MicroBatch, torch.optim.Optimizer]:
@@ -251,9 +227,9 @@ def _run_start(exchange: ChannelExchange) -> RunStart:
     )
 
 
-def _step(diloco: DiLoCo, loss: float, device: Device) -> Outcome | None:
+def _step(diloco: DiLoCo, loss: float, device: Device) -> None:
     try:
-        return diloco.step(loss)
+        diloco.step(loss)
     except RuntimeError as error:
         if is_out_of_memory(error):
             # In the midst of an update there is no step to repeat, and no batch to cut: the

@@ -9,12 +9,13 @@ presets call it.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 from blake3 import blake3
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from protocol.leases import Lease, lease_size
 from protocol.manifest import InnerSpec, OuterSpec, RunManifest
@@ -52,15 +53,20 @@ class MethodNotes:
 
 
 class Pace:
-    """How many inner steps a round has, and where the learning rate is at: H steps in each."""
+    """How many inner steps a round has: H where all take equally many, else as many as the lease is
+    long enough for; and where the learning rate is at."""
 
     def __init__(self, inner: InnerSpec) -> None:
         self._inner = inner
 
     def steps(self, lease: Lease) -> int:
-        """Inner steps of a round that is trained on this lease."""
-        del lease
-        return self._inner.inner_steps
+        """Inner steps of a round that is trained on this lease, at least one."""
+        if self._inner.equal_steps:
+            return self._inner.inner_steps
+        return self._fitting(lease)
+
+    def _fitting(self, lease: Lease) -> int:
+        return max(1, min(self._inner.inner_steps, lease_size(lease) // self._inner.batch))
 
     def rate_step(self, clock: RunClock, local_step: int, steps: int) -> int:
         """The global step whose learning rate a local step of a round of so many steps has: of
@@ -69,17 +75,13 @@ class Pace:
         return clock.step + local_step
 
 
-class PaceOfLease(Pace):
-    """Peers are told how many steps: as many as the lease is long enough for, H at most."""
-
-    def steps(self, lease: Lease) -> int:
-        """At least one."""
-        return max(1, min(self._inner.inner_steps, lease_size(lease) // self._inner.batch))
-
-
-class OwnPace(PaceOfLease):
+class OwnPace(Pace):
     """Peers choose how many steps. Rounds then have fewer than H of them, and the rate goes by
     rounds: it is to end with the run."""
+
+    @override
+    def steps(self, lease: Lease) -> int:
+        return self._fitting(lease)
 
     def rate_step(self, clock: RunClock, local_step: int, steps: int) -> int:
         """As of a round of H steps, the same share of it done."""
@@ -90,15 +92,28 @@ class OwnPace(PaceOfLease):
 def make_pace(preset: str, inner: InnerSpec) -> Pace:
     """The pace of a preset's rounds. Raises ConfigError for an unknown name."""
     found = PRESETS[preset](SHORT_RUN_ROUNDS)
-    if found.is_paced:
-        return OwnPace(inner)
-    return PaceOfLease(inner) if found.is_assigned else Pace(inner)
+    return OwnPace(inner) if found.is_paced else Pace(inner)
+
+
+def has_equal_steps(manifest: RunManifest) -> bool:
+    """Whether all peers take all H steps of a round: auditors run them again, variates are means
+    over them, and with two rounds in flight nobody waits for whoever is slower."""
+    inner, outer = manifest.inner, manifest.outer
+    found = PRESETS[outer.preset](SHORT_RUN_ROUNDS)
+    return (
+        bool(manifest.audits.rate) or inner.equal_steps or found.has_variates or outer.overlap > 1
+    )
+
+
+def law_of_steps(manifest: RunManifest) -> InnerSpec:
+    """The manifest's inner loop, with `equal_steps` also where audits or the method need them."""
+    return replace(manifest.inner, equal_steps=has_equal_steps(manifest))
 
 
 def steps_of(manifest: RunManifest, lease: Lease) -> int:
-    """Inner steps of a round: H, or where peers choose or are told as many as this lease is long
+    """Inner steps of a round: H where all take equally many, else as many as this lease is long
     enough for."""
-    return make_pace(manifest.outer.preset, manifest.inner).steps(lease)
+    return make_pace(manifest.outer.preset, law_of_steps(manifest)).steps(lease)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +169,8 @@ class Method:
     # A contribution ---------------------------------------------------------------------------
 
     def record_drift(self, drift_N: Vector) -> None:
-        """The round's steps are done: the drift that will be contributed."""
+        """The round's steps are done: the drift that will be contributed. Its memory is used for
+        something else behind this."""
 
     def lots(self, round_index: int) -> Callable[[int], bytes] | None:
         """By cell what all draw alike in a round; None where nobody draws."""
@@ -174,7 +190,7 @@ class Method:
         return None
 
     def sent_weights(self, local_N: Vector) -> Vector | None:
-        """What `take_in` is to know of the weights whose drift is handed over; None of nothing."""
+        """What `take_in` is to know of the weights whose drift is to be handed over, or None."""
         del local_N
         return None
 

@@ -29,6 +29,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 _BLOCK = re.compile(r"(?:[^.]+\.)+?[0-9]{1,9}(?=\.)")
 """What the tensors of one block of a model have in common: `blocks.3` of `blocks.3.norm.weight`."""
 
+VOCABULARY = 256
+"""The built-in model reads bytes."""
+
 _LAYERS_MAX = 1024
 _WIDTH_MAX = 65_536
 _CONTEXT_MAX = 1 << 20
@@ -160,6 +163,40 @@ class GptShape:
         return shape
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GptSize:
+    """A GPT that is known by its number of parameters, and the learning rate that suits it."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    learning_rate: float
+
+    @property
+    def settings(self) -> dict[str, int]:
+        """Of the model, as run.toml has them."""
+        return {
+            "context": self.context,
+            "heads": self.heads,
+            "layers": self.layers,
+            "width": self.width,
+        }
+
+
+GPT_SIZES: Mapping[str, GptSize] = {
+    "120k": GptSize(layers=2, width=64, heads=4, context=64, learning_rate=8e-3),
+    "10m": GptSize(layers=6, width=384, heads=6, context=256, learning_rate=1e-3),
+    "50m": GptSize(layers=10, width=640, heads=10, context=512, learning_rate=8e-4),
+    "124m": GptSize(layers=16, width=800, heads=8, context=1024, learning_rate=6e-4),
+    "350m": GptSize(layers=28, width=1024, heads=16, context=1024, learning_rate=3e-4),
+    "1b": GptSize(layers=20, width=2048, heads=16, context=1024, learning_rate=2e-4),
+}
+"""By name. Rates from 124m on are those of GPT-3 (Brown et al. 2020, table 2.1) for the next larger
+size, 10m is nanoGPT's character model. A table of 256 bytes takes hardly any of the parameters, so
+these have more or wider layers than models of words of the same size."""
+
+
 def gpt_schema(model: ModelSpec) -> dict[str, Initial]:
     """Parameters of the byte-level GPT of `training.models.building`."""
     shape = GptShape.of(model)
@@ -169,7 +206,7 @@ def gpt_schema(model: ModelSpec) -> dict[str, Initial]:
     # with depth (GPT-2, section 2.3).
     branch = _spread(width * 2 * shape.layers)
     parameters = {
-        "embedding.weight": Initial((256, width), spread=into),
+        "embedding.weight": Initial((VOCABULARY, width), spread=into),
         "positions.weight": Initial((shape.context, width), spread=into),
         "norm.weight": Initial((width,), center=1.0),
     }

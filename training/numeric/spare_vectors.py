@@ -6,6 +6,7 @@ as writing it twice. A round makes a new state, and one round later an old one i
 N elements
 """
 
+import mmap
 import sys
 import weakref
 from collections import deque
@@ -16,6 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
+
+
+def untouched_zeros(numel: int) -> Vector:
+    """Zeros that take no memory before somebody writes to them, unlike those of a heap that has
+    free blocks."""
+    if not numel or sys.platform == "win32":
+        return np.zeros(numel, np.float32)
+    pages = mmap.mmap(-1, 4 * numel, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(pages, dtype=np.float32)
 
 
 class VectorSource(Protocol):

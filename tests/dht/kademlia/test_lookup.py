@@ -1,4 +1,4 @@
-"""Look-ups of the real machines: over 200 nodes in virtual time, and one event at a time."""
+"""Look-ups of the real machines: over 60 or 200 nodes in virtual time, and one event at a time."""
 
 import random
 from dataclasses import replace
@@ -14,12 +14,12 @@ from protocol import limits
 from protocol.identity import KeyedHashSigner, PeerId
 from tests.dht.network import WALL_S, Network, contact, peer_id
 
-NODES = 200
+SIZES = (60, pytest.param(200, marks=pytest.mark.extended))
 KEY = topic_key(b"a run")
 OWN = peer_id(0)
 
 
-def grown_network(seed: int, nodes: int = NODES) -> Network:
+def grown_network(seed: int, nodes: int) -> Network:
     network = Network(seed)
     for number in range(nodes):
         node = network.add(number)
@@ -28,14 +28,14 @@ def grown_network(seed: int, nodes: int = NODES) -> Network:
     return network
 
 
-# Its swarm of 200 nodes is made once.
+# Its swarms are made once.
 pytestmark = pytest.mark.xdist_group("lookup")
 
 
-@pytest.fixture(scope="module")
-def network(pytestconfig: pytest.Config) -> Network:
+@pytest.fixture(scope="module", params=SIZES)
+def network(request: pytest.FixtureRequest) -> Network:
     """Shared: the tests only read tables, or make their own nodes."""
-    return grown_network(pytestconfig.option.seed)
+    return grown_network(request.config.option.seed, request.param)
 
 
 def signed(number: int, key: Key = KEY, *, sequence: int = 1, value: bytes = b"v") -> SignedRecord:
@@ -44,12 +44,12 @@ def signed(number: int, key: Key = KEY, *, sequence: int = 1, value: bytes = b"v
 
 
 @pytest.mark.extended
-def test_lookups_in_200_nodes_find_the_truly_closest(network: Network, seed: int) -> None:
+def test_lookups_find_the_truly_closest(network: Network, seed: int) -> None:
     rng = random.Random(f"{seed}/keys")
     num_missed = 0
     for _ in range(40):
         key = Key(rng.randbytes(32))
-        asker = network.nodes[peer_id(rng.randrange(NODES))]
+        asker = network.nodes[peer_id(rng.randrange(len(network.nodes)))]
         result = network.look_up(asker, key)
         closest = network.truly_closest(key, 8, but=asker.peer_id)
         assert result.closest[0].peer == closest[0]
@@ -64,11 +64,11 @@ def test_records_stored_by_several_writers_are_found_from_anywhere(
     network: Network, seed: int
 ) -> None:
     rng = random.Random(f"{seed}/writers")
-    records = [signed(number) for number in rng.sample(range(NODES), 5)]
+    records = [signed(number) for number in rng.sample(range(len(network.nodes)), 5)]
     for record in records:
         assert network.store(network.nodes[record.writer], record) == 8
     for _ in range(20):
-        asker = network.nodes[peer_id(rng.randrange(NODES))]
+        asker = network.nodes[peer_id(rng.randrange(len(network.nodes)))]
         found = network.look_up(asker, KEY, values=True)
         assert found.records == tuple(sorted(records, key=lambda r: r.writer))
 

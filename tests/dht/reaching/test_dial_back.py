@@ -197,6 +197,7 @@ class Street:
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.extended
 async def test_node_is_found_by_observers_of_several_networks_once_a_round(autojump_clock):
     street = Street(MemoryNetwork())
     places = [f"/ip4/203.0.{number}.1/tcp/4001" for number in (1, 1, 2, 3, 4)]

@@ -72,6 +72,7 @@ async def test_relay_that_answers_in_somebodys_place_is_a_failed_dial():
         assert await ask(await near.open_stream(far.peer_id, ECHO), b"still") == b"still"
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("kind", ["tls", "noise", "private"])
 async def test_relay_that_flips_a_bit_of_a_handshake_harms_nobody(kind, seed, monkeypatch):
     config = {"psk": b"k" * 32} if kind == "private" else {"security": kind}

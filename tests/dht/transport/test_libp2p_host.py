@@ -186,6 +186,7 @@ async def test_peer_with_another_kind_of_key_is_refused(name, kind):
                 events.receive_nowait()
 
 
+@pytest.mark.extended
 def test_import_of_the_transport_loads_no_torch():
     code = "import sys, dht.transport.libp2p_transport; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,6 +8,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from node.plane import bulk_queue as uplink
+from node.plane import bulk_streams
 from node.plane.bulk_queue import WINDOW_BYTES_MAX, WINDOW_BYTES_START, LineLimits, SendWindow
 from node.plane.bulk_streams import BULK_PROTOCOL, STALL_S
 from protocol import events as ev
@@ -15,6 +16,7 @@ from protocol import limits
 from protocol.errors import NetworkError, PeerError, StreamClosedError
 from protocol.frames import Bulk
 from protocol.identity import PeerId
+from protocol.rounds.giving import STILL_S
 from tests.memory_transport import MemoryNetwork, MemoryStream, stream_pair
 from tests.node.cells.test_bulk_streams import CELLS, good_transfer
 from tests.node.edge import FOUNDER_SEED, Desk
@@ -226,6 +228,20 @@ async def test_cell_that_takes_longer_than_a_stall_arrives_if_it_moves(
     signs = [event for event in target.told if isinstance(event, ev.BytesArrived)]
     assert len(signs) > 3 * 5, "so often that nobody takes it for a stall"
     assert all(event.subject == header.subject and not event.is_state for event in signs)
+
+
+async def test_giver_hears_of_what_is_read_while_one_cell_takes_longer_than_takers_are_awaited(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SendWindow, "piece_bytes", limits.PIECE_BYTES_LEAST)
+    monkeypatch.setattr(bulk_streams, "GIVEN", {Bulk.PART})
+    source, target, header, items = good_transfer()
+    took_s = 2 * STILL_S
+    async with slow_line(len(items[0].payload) / took_s, target) as line:
+        await source.streams(line).push(ev.Push(line.far.peer_id, Bulk.PART, header.subject, (0,)))
+    told = [event for event in source.told if isinstance(event, ev.BytesGiven)]
+    assert set(told) == {ev.BytesGiven(line.far.peer_id, Bulk.PART, header.subject)}
+    assert took_s / STILL_S < len(told) <= took_s / bulk_streams.GIVEN_EVERY_S
 
 
 async def test_line_that_became_slow_brings_what_stalled_on_it_when_it_is_asked_for_again(

@@ -80,13 +80,13 @@ async def sent(items: list[Item]) -> bytes:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(takes)
             with trio.CancelScope() as scope:
-                await send_items(near, items, fast(), scope, None)
+                await send_items(near, items, fast(), scope, None, trio.lowlevel.checkpoint)
             await wait_all_tasks_blocked()
             nursery.cancel_scope.cancel()
     return bytes(taken)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("sizes", [[INT8] * 4, [1000] * 16, [0], [300_000], [0, 5, 0], [10, INT8]])
 async def test_header_and_cells_stand_behind_one_another_whatever_is_copied(sizes):
     items = items_of(sizes)

@@ -59,6 +59,7 @@ async def moved(*, up: float = 0.0, down: float = 0.0) -> float:
     return num_bytes / (trio.current_time() - began_s)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("way", ["up", "down"])
 async def test_limit_is_kept_within_a_tenth_over_ten_seconds(
     way: str, autojump_clock: trio.abc.Clock

@@ -30,6 +30,7 @@ def header(kind: Bulk) -> BulkHeader:
     return BulkHeader(bulk=kind, subject=bytes(32), round=1, items=1)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("energy", [0.9, 1.0])
 def test_part_has_the_size_of_one_of_its_ranks_and_all_else_one_size(energy: float) -> None:
     store, spec = store_of(manifest_of(energy)), manifest_of(1.0).outer

@@ -23,8 +23,10 @@ from protocol.manifest import AuditSpec
 from protocol.messages import Commit, Work, decode_body
 from protocol.segments import (
     MOMENTS,
+    STATE,
     SegmentPlace,
     SegmentState,
+    WorkKind,
     cells_of,
     num_state_cells,
     root_of,
@@ -49,6 +51,7 @@ MANIFEST = replace(
 )
 LAYOUT = MANIFEST.layout(0)
 COUNT = num_state_cells(LAYOUT)
+OF_FRAGMENT = WorkKind("residual")
 
 
 def state(seed: int) -> SegmentState:
@@ -67,16 +70,16 @@ class Told:
     """Stands for the machine that knows what is audited."""
 
     opened: set[tuple[PeerId, bytes]] = field(default_factory=set)
-    needed: dict[bytes, int] = field(default_factory=dict)
-    made_up: dict[bytes, int] = field(default_factory=dict)
+    needed: dict[bytes, WorkKind] = field(default_factory=dict)
+    made_up: dict[bytes, WorkKind] = field(default_factory=dict)
     """Of somebody who gives another's root as its own."""
     shunned: frozenset[PeerId] = frozenset()
-    closed: tuple[int, ...] = ()
+    shown_segments: dict[int, frozenset[int]] = field(default_factory=dict)
 
     def may_open(self, peer: PeerId, subject: bytes) -> bool:
         return (peer, subject) in self.opened
 
-    def counts(self, subject: bytes) -> frozenset[int]:
+    def kinds(self, subject: bytes) -> frozenset[WorkKind]:
         told = (self.needed, self.made_up)
         return frozenset(needed[subject] for needed in told if subject in needed)
 
@@ -98,10 +101,11 @@ class End:
         core.audits = self.audits
         traces = TraceFolder(folder, MANIFEST)
         if seed == FOUNDER_SEED:
-            writer = traces.writer(SegmentPlace(round=1, step=0, segment=0, lease=((0, 1),)))
+            place = SegmentPlace(round=1, step=0, segment=0, lease=((0, 1),))
+            writer = traces.writer(place, STATES[0].weights_N)
             for one in STATES:
                 writer.add(one)
-            writer.close(STATES[-1], STATES[0].weights_N)
+            writer.close(STATES[0].weights_N)
         self.work = WorkDesk(self.desk.core, LAYOUT, traces, folder / "audits", self.hooks)
         self.desk.state_parts = replace(self.desk.state_parts, work=self.work)
 
@@ -121,7 +125,7 @@ class Pair:
         self.owner = End(FOUNDER_SEED, folder / "owner", hooks)
         self.auditor = End(AUDITOR_SEED, folder / "auditor")
         self.owner.audits.opened.add((AUDITOR, ROOT))
-        self.auditor.audits.needed[ROOT] = COUNT
+        self.auditor.audits.needed[ROOT] = STATE
 
     async def ask(self, *wants: tuple[bytes, tuple[int, ...]], meanwhile=None) -> None:
         network = MemoryNetwork()
@@ -177,7 +181,8 @@ def test_own_work_and_its_residual_need_nobody(tmp_path):
     task = replace(task, commit=replace(task.commit, residual_before=root))
     path = owner.work.write(task, 1)
     assert path is not None
-    assert path.read_bytes() == b"".join(STATES[2].cells(LAYOUT)) + residual
+    weights = b"".join(STATES[2].cells(LAYOUT)[: LAYOUT.num_cells(0)])
+    assert path.read_bytes() == weights + residual
 
 
 async def test_owner_of_a_residual_is_not_to_blame_for_who_says_it_were_its_own_state(tmp_path):
@@ -185,8 +190,8 @@ async def test_owner_of_a_residual_is_not_to_blame_for_who_says_it_were_its_own_
     own = STATES[0].cells(LAYOUT)[: LAYOUT.num_cells(0)]
     residual, cells = root_of(own), tuple(range(len(own)))
     pair.owner.audits.opened.add((AUDITOR, residual))
-    pair.auditor.audits.needed[residual] = len(own)
-    pair.auditor.audits.made_up[residual] = COUNT
+    pair.auditor.audits.needed[residual] = OF_FRAGMENT
+    pair.auditor.audits.made_up[residual] = STATE
     await pair.ask((residual, cells))
     assert pair.auditor.desk.faults() == []
     assert pair.auditor.arrived() == list(cells)
@@ -194,7 +199,7 @@ async def test_owner_of_a_residual_is_not_to_blame_for_who_says_it_were_its_own_
 
 async def test_whom_nothing_drew_is_shown_nothing(tmp_path, autojump_clock):
     pair = Pair(tmp_path)
-    pair.auditor.audits.needed[ROOTS[2]] = COUNT
+    pair.auditor.audits.needed[ROOTS[2]] = STATE
     await pair.ask((ROOTS[2], (0, 1)))
     assert pair.auditor.arrived() == []
     pair.owner.audits.opened = {(THIRD, ROOT)}
@@ -305,10 +310,11 @@ def test_rounds_that_nobody_may_ask_for_are_closed_on_the_disk(tmp_path):
     pair = Pair(tmp_path)
     traces = TraceFolder(tmp_path / "owner", MANIFEST)
     pair.owner.work.close_rounds()
-    assert not traces.is_closed(1)
-    pair.owner.audits.closed = (0, 1)
-    pair.owner.work.close_rounds()
-    assert traces.is_closed(1)
+    assert traces.still_open(1) is None
+    for segments in (frozenset({1, 2}), frozenset[int]()):
+        pair.owner.audits.shown_segments = {0: frozenset(), 1: segments}
+        pair.owner.work.close_rounds()
+        assert traces.still_open(1) == segments
 
 
 async def test_owner_that_is_silent_is_only_that(tmp_path):
@@ -376,7 +382,7 @@ async def test_work_that_nobody_asked_for_is_not_kept(tmp_path):
     payload = STATES[1].cells(LAYOUT)[0]
     await received(pair.auditor.desk, frame(header), frame(head_of(0, len(payload))), payload)
     assert (pair.auditor.arrived(), pair.auditor.desk.faults()) == ([], [])
-    pair.auditor.audits.needed[ROOT] = COUNT
+    pair.auditor.audits.needed[ROOT] = STATE
     assert pair.auditor.work.write(rerun_of(segment=1), 1) is None
 
 

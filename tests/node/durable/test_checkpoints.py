@@ -14,7 +14,14 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from node.holdings.checkpoints import PATIENCE_S, REST, Checkpoints, stored_states
+from node.holdings.checkpoints import (
+    PATIENCE_S,
+    REST,
+    REST_S_MAX,
+    ROUNDS_APART,
+    Checkpoints,
+    stored_states,
+)
 from node.holdings.states import State
 from protocol.manifest import RunManifest
 from protocol.messages import SealCertificate
@@ -194,3 +201,60 @@ async def test_state_that_waits_is_held_by_nobody_and_written_with_the_next_one(
         await checkpoints.flushed()
         assert [index for index, _ in written] == [1, 3, 4], "that one was gone at once"
         nursery.cancel_scope.cancel()
+
+
+async def test_large_state_is_written_every_so_many_rounds_when_it_is_fetched_and_at_the_end(
+    tmp_path: Path, autojump_clock: trio.abc.Clock
+) -> None:
+    class CountedCheckpoints(Checkpoints):
+        async def _save(self, number: int, offer: Any) -> None:
+            written.append(offer[0].value.round)
+
+    manifest, state = toy_manifest(), zeros()
+    written: list[int] = []
+
+    def sealed_on(root: bytes, index: int) -> SealCertificate:
+        certificate = sealed(manifest, index)
+        return replace(certificate, value=replace(certificate.value, root=root))
+
+    async def rounds(checkpoints: Checkpoints, first: int, stop: int) -> list[int]:
+        written.clear()
+        for index in range(first, stop):
+            checkpoints.offer(sealed_on(bytes([index]) * 32, index), state)
+            await trio.sleep(REST_S_MAX + PATIENCE_S)
+        return list(written)
+
+    async with trio.open_nursery() as nursery:
+        small = CountedCheckpoints(tmp_path / "small", manifest, 0)
+        nursery.start_soon(small.run)
+        assert await rounds(small, 1, 6) == [1, 2, 3, 4, 5]
+        large = CountedCheckpoints(tmp_path / "large", manifest, 0, large_bytes=1)
+        nursery.start_soon(large.run)
+        assert await rounds(large, 3, 2 * ROUNDS_APART + 5) == [
+            3,
+            ROUNDS_APART + 3,
+            2 * ROUNDS_APART + 3,
+        ]
+        newest = 2 * ROUNDS_APART + 4
+        large.fetched(bytes([newest - 1]) * 32)
+        await trio.sleep(REST_S_MAX)
+        assert written[-1] == 2 * ROUNDS_APART + 3, "the state before is not in memory any more"
+        large.fetched(bytes([newest]) * 32)
+        await trio.sleep(REST_S_MAX)
+        assert written[-1] == newest
+        assert await rounds(large, newest + 1, newest + 3) == []
+        # A history that began anew, as after a damaged disk.
+        assert await rounds(large, 2, 4) == [2]
+        await large.flushed()
+        assert written == [2, 3], "the last one is written when the node ends"
+        nursery.cancel_scope.cancel()
+
+
+async def test_of_large_states_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    manifest, state = toy_manifest(), zeros()
+    for large_bytes, expected in ((1, [3, 4]), (1 << 40, [2, 3, 4])):
+        folder = tmp_path / str(large_bytes)
+        checkpoints = Checkpoints(folder, manifest, 0, large_bytes=large_bytes)
+        for index in range(1, 5):
+            await checkpoints.save(sealed(manifest, index), state.anchor_N, state.slots)
+        assert sorted(int(path.name[6:]) - 1 for path in folder.glob("round-*")) == expected

@@ -227,6 +227,7 @@ def test_every_operation_may_fail(name, code, goes_on):
             raise
 
 
+@pytest.mark.extended
 def test_process_may_be_killed_after_any_operation_that_failed():
     """Before it has cleared away what is left of it, for instance; then the power goes."""
     rng = random.Random("killed")
@@ -240,7 +241,7 @@ def test_process_may_be_killed_after_any_operation_that_failed():
             raise
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("seed", range(8))
 def test_power_may_go_at_every_operation_of_any_history(seed):
     history = random_history(random.Random(f"{seed}/history"), 12)

@@ -105,6 +105,7 @@ def test_dead_writers_are_dialled_ten_a_second_at_most_and_each_once_a_minute() 
     assert len({address for _, address in hall.dialled}) == 2 * KNOWN_MAX  # All get their turn.
 
 
+@pytest.mark.extended
 def test_a_third_party_whom_all_writers_name_is_dialled_once_a_minute_at_each_address() -> None:
     hall = Hall()
     aimed = tuple(map(place, range(8)))

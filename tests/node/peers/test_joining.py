@@ -26,7 +26,7 @@ from protocol.errors import (
     UnreachableError,
 )
 from protocol.identity import Ed25519Signer, PeerId
-from protocol.manifest import SignedManifest
+from protocol.manifest import RunManifest, SignedManifest
 from protocol.transport import Stream
 from tests.dht.loopback import DEADLINE_S, open_loopback
 from tests.node.edge import signed, toy_manifest
@@ -68,6 +68,23 @@ async def test_manifest_is_fetched_stored_and_not_fetched_again(
         assert await join(text, tmp_path) == Joined(RUN, (full,), is_first=True)
         assert stored_manifest(tmp_path, RUN.manifest.digest, SIGNER) == RUN
         assert await join(text, tmp_path) == Joined(RUN, (full,), is_first=False)
+
+
+async def test_machine_that_is_too_small_keeps_nothing_of_the_run(tmp_path: Path) -> None:
+    """Neither of one that is fetched now nor, later, of one on the disk."""
+
+    def check(manifest: RunManifest) -> None:
+        assert manifest == RUN.manifest
+        raise ConfigError("this machine is too small")
+
+    async with serving(RUN) as peer:
+        target = parse_target(link_to(RUN, peer.peer_id, peer.addresses()[0]))
+        with trio.fail_after(DEADLINE_S), pytest.raises(ConfigError, match="too small"):
+            await join_run(target, tmp_path, SIGNER, check=check)
+    assert stored_manifest(tmp_path, RUN.manifest.digest, SIGNER) is None
+    store_manifest(tmp_path, RUN)
+    with pytest.raises(ConfigError, match="too small"):
+        await join_run(parse_target(link_to(RUN, GONE)), tmp_path, SIGNER, check=check)
 
 
 async def test_link_whose_addresses_are_dead_finds_its_run_on_this_network(tmp_path: Path) -> None:

@@ -430,7 +430,7 @@ def made_up_contacts() -> Iterator[tuple[Contact, ...]]:
         )
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("is_paced", [False, True])
 async def test_newcomer_is_in_within_half_a_minute_whoever_else_is_announced(
     is_paced: bool, autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import trio
 
-from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator
+from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator, _why_left_out
 from node.status.board import EventLog
 from protocol.catching_up.catchup import Progress
 from protocol.identity import KeyedHashSigner
+from protocol.rounds.giving import Giving
 from protocol.rounds.restart import Restart
 from protocol.rounds.round_machine import RoundMachine
 from tests.node.builders import CONFIG, head_of, peers_named, view_of
@@ -70,6 +71,21 @@ async def test_founder_whose_seals_are_lost_is_told_unless_rounds_go_by(autojump
         await trio.sleep(FORGOTTEN_S)
     assert len(texts) == 1
     assert "barnraise export" in texts[0]
+
+
+async def test_hold_for_takers_is_told_once_in_a_round_if_it_lasts(autojump_clock, monkeypatch):
+    events: list[str] = []
+    log = EventLog(None, 0.0, (SimpleNamespace(emit=lambda event, **_: events.append(event)),))
+    narrator = Narrator(log)
+    machine = RoundMachine(CONFIG, KeyedHashSigner(A), head_of([A]), now_s=0.0)
+    held = {machine.view.basis: 1}
+    monkeypatch.setattr(Giving, "num_held_for", lambda _, basis: held.get(basis, 0))
+    narrator.holding(machine)
+    assert not events, "it may be over in a moment"
+    for _ in range(3):
+        await trio.sleep(PROGRESS_S)
+        narrator.holding(machine)
+    assert events == ["holding"]
 
 
 async def test_whoever_can_still_be_told_is_not_warned(autojump_clock):
@@ -160,3 +176,12 @@ def test_progress_says_what_is_fetched_in_a_line():
     assert Progress("chain", 900, 225, 900, 1, 0.0).text == "seals up to round 900: 25 % checked"
     text = Progress("rounds", 44, 1, 2, 1, 3.5e6).text
     assert text == "results up to round 44: 50 % from 1 peer, 3.3 MiB/s"
+
+
+def test_member_without_its_commit_in_a_seal_is_told_whether_training_or_line_was_late():
+    view = view_of(A, head_of([A, B]))
+    assert _why_left_out(view, was_listed=True) is None
+    assert _why_left_out(view, was_listed=False) == "training"
+    view.own.commit = bytes(32)
+    assert _why_left_out(view, was_listed=False) == "line"
+    assert _why_left_out(view_of(C, head_of([A, B])), was_listed=False) is None

@@ -46,6 +46,20 @@ def test_first_lines_say_what_this_is_how_to_look_and_how_to_stop() -> None:
     assert f" {LINK}\n" in said
 
 
+def test_founder_that_waits_says_for_how_many_and_how_to_start() -> None:
+    one = told(("waiting_for_peers", {"peers": 1, "has_terminal": True}))
+    assert (
+        one == "round 1 waits until 1 peer more has joined (start_with in node.toml); Enter "
+        "starts at once\n"
+    )
+    two = told(("waiting_for_peers", {"peers": 2, "has_terminal": False}))
+    assert "2 peers more have joined" in two
+    assert "--alone" in two
+    held = told(("holding", {"round": 7, "peers": 1}))
+    assert held == "round 7 waits for 1 peer fetching the state from here\n"
+    assert "without waiting for 2 peers" in told(("starts_without", {"peers": 2}))
+
+
 class Full(io.StringIO):
     def write(self, _text: str, /) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -80,6 +94,16 @@ SEALED: dict[str, Field] = {
 )
 def test_each_round_has_a_line(changes: dict[str, Field], line: str) -> None:
     assert told(("sealed", SEALED | changes)) == line
+
+
+@pytest.mark.parametrize(
+    ("left_out", "words"),
+    [("training", "as many as fit its speed"), ("line", "did not reach the others in time")],
+)
+def test_node_that_is_left_out_says_why_and_what_changes_next(left_out: str, words: str) -> None:
+    said = told(("sealed", SEALED | {"was_listed": False, "left_out": left_out}))
+    assert "(without this node: " in said
+    assert words in said
 
 
 def test_provisional_rounds_are_told_of_and_what_becomes_of_them() -> None:

@@ -44,6 +44,7 @@ def test_attempt_that_nobody_honest_can_be_in_yet_is_entered_by_nobody():
     assert core.machine.view.attempt == ATTEMPTS_AHEAD_MAX
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(("trust", "survive"), [("open", "quorum"), ("friends", "any")])
 def test_voter_that_leads_to_the_last_attempt_ends_nobody(trust, survive):
     core, liar = core_of(trust, survive), Voice(VOTER, HEAD.value)

@@ -37,22 +37,19 @@ def test_nobody_sees_work_before_the_beacon_and_then_who_may_be_drawn_for_it(see
                     opened, asked = opened + len(seen), asked + len(others)
         assert not audits.may_open(others[0], bytes(32))
     for node in nodes:
-        closed, head = (
-            node.core.audits.closed,
-            node.core.machine.head.round,
-        )
-        assert set(closed) <= set(range(1, head)), "the beacon of the newest is not there yet"
-        for index in range(1, head):
+        still_open, head = node.core.audits.shown_segments, node.core.machine.head.round
+        assert set(still_open) == set(range(1, head)), "the beacon of the newest is not there yet"
+        for index, segments in still_open.items():
             done = node.trainer.work(index)
             assert done is not None
-            is_asked = any(
-                node.core.audits.may_open(peer, root)
-                for peer in names.values()
-                for root in done.trace
-            )
+            asked_for = {
+                segment
+                for segment, root in enumerate(done.trace)
+                if any(node.core.audits.may_open(peer, root) for peer in names.values())
+            }
             # Two seals to fetch it, and one in which somebody may be behind.
-            assert (index in closed) == (not is_asked or head > index + 3), index
-        both.update(index in closed for index in range(1, head - 3 + 1))
+            assert segments == (frozenset() if head > index + 3 else asked_for), index
+        both.update(bool(still_open[index]) for index in range(head - 3, head))
     assert both == {True, False}, "some are drawn, and some are not"
     # Each auditor is drawn with one chance in five, for one state of eight and the last one.
     assert 0.01 < opened / asked < 0.2

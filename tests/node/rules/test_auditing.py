@@ -25,6 +25,7 @@ from protocol.messages import (
     sign_message,
 )
 from protocol.rounds.round_view import RoundSeals
+from protocol.segments import STATE, WorkKind
 from tests.node.builders import CONFIG, Voice, head_of, peers_named, toy_manifest
 
 ME, LIAR, VICTIM, THIRD = PEERS = peers_named(4)
@@ -32,7 +33,8 @@ MANIFEST = replace(
     toy_manifest(ME), trust="open", survive="quorum", audits=AuditSpec(rate=1.0, segments=2)
 )
 CELLS = MANIFEST.layout(0).num_cells(0)
-STATE_CELLS = CELLS * (1 + CONFIG.moments) + CONFIG.tail
+STATE_CELLS = CELLS * (1 + CONFIG.moments) + 1
+OF_FRAGMENT, WEIGHTS = WorkKind("residual"), WorkKind("weights")
 HEAD = head_of(PEERS).value
 
 Bend = Callable[[PeerId, dict[str, Any]], dict[str, Any] | None]
@@ -121,12 +123,12 @@ def test_liar_who_gives_a_residual_as_its_state_leaves_its_owner_audited_and_unh
     both = {(LIAR, residual), (VICTIM, residual)}
     scene = next(one for one in scenes if both <= one.asked())
     audits = scene.audits
-    # What comes of it is measured by either number: the owner's cells are cells of a residual.
-    assert audits.counts(residual) == {CELLS, STATE_CELLS}
-    assert audits.counts(state) == {STATE_CELLS}
-    assert audits.counts(bytes(32)) == frozenset()
+    # What comes of it is measured as any of them: the owner's cells are cells of a residual.
+    assert {OF_FRAGMENT} < audits.kinds(residual) <= {OF_FRAGMENT, WEIGHTS, STATE}
+    assert audits.kinds(state) == {WEIGHTS}
+    assert audits.kinds(bytes(32)) == frozenset()
     assert list(audits.cells_came(residual, tuple(range(CELLS)))) == []
-    runs = list(audits.cells_came(state, tuple(range(STATE_CELLS))))
+    runs = list(audits.cells_came(state, tuple(range(CELLS))))
     assert [(run.sender, run.segment) for run in runs if isinstance(run, ev.Rerun)] == [(VICTIM, 2)]
 
 
@@ -212,3 +214,48 @@ def test_own_state_is_not_shown_to_all_voters_for_a_liar_that_names_it_and_one_t
         if num_accused == 2:
             break
     assert num_accused
+
+
+def chain_of(num_fragments: int, rounds: int, *, absent: int, anew: int = -1) -> list[Any]:
+    """Sealed rounds, in one of which the victim has no COMMIT, and in one begins anew."""
+    known, named, found = Rounds(HEAD, num_fragments), HEAD, []
+    for number in range(HEAD.round + 1, HEAD.round + 1 + rounds):
+
+        def of_round(peer: PeerId, body: dict[str, Any], number=number) -> dict[str, Any] | None:
+            if peer == VICTIM and number == absent:
+                return None
+            (work,) = body["work"]
+            before = EMPTY_ROOT if number == anew else root("before", number)
+            bent = replace(work, before=before, after=root("after", number))
+            return body | {"work": (bent,), "residual_after": root("behind", number)}
+
+        view, named = round_after(named, 0, of_round)
+        on, _ = known.sealed(view, named)
+        found.append(on)
+    return found
+
+
+def test_each_fragment_goes_on_from_its_own_last_listed_residual_and_all_from_one_inner_state():
+    first = HEAD.round + 1
+    rounds = chain_of(3, 7, absent=first + 2)
+    assert rounds[0].inherited[VICTIM] == (), "nobody here knows what was before"
+    assert rounds[0].since[VICTIM] == 0
+    for index, on in enumerate(rounds):
+        assert on.round == first + index
+        if index != 2 and index >= 3:
+            last = first + (1 if index == 3 else index - 1)
+            assert on.since[VICTIM] == last
+            if index == 5:  # The fragment of the round that does not list it: never seen.
+                assert on.inherited[VICTIM] == ()
+                continue
+            pair = (root("after", last), root("behind", first + index - 3))
+            assert on.inherited[VICTIM] == (pair, (EMPTY_ROOT, EMPTY_ROOT))
+    assert VICTIM not in rounds[2].inherited
+
+
+def test_who_begins_anew_has_no_residual_of_any_fragment():
+    first = HEAD.round + 1
+    rounds = chain_of(3, 6, absent=-1, anew=first + 3)
+    for index, behind in ((4, EMPTY_ROOT), (5, EMPTY_ROOT)):
+        pair = (root("after", first + index - 1), behind)
+        assert rounds[index].inherited[VICTIM][0] == pair

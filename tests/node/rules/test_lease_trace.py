@@ -74,7 +74,7 @@ class Swarm:
         return commit_body(self.value, samples=samples, tokens=samples * RULES.tokens_each)
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("lag", [1, 2])
 @pytest.mark.parametrize("used_at_most", [1, 3, EACH])
 def test_what_is_forgotten_is_counted_by_the_seals_alone(used_at_most, lag, seed):

@@ -29,7 +29,7 @@ def stir(
     return soup
 
 
-few_and_many = pytest.mark.parametrize("cases", [20, pytest.param(60, marks=pytest.mark.extended)])
+few_and_many = pytest.mark.parametrize("cases", [8, pytest.param(60, marks=pytest.mark.extended)])
 
 
 @few_and_many
@@ -38,7 +38,7 @@ def test_no_slot_is_filled_twice_and_no_round_has_two_seals_whatever_arrives(see
     assert sum(rounds) >= cases, "a soup in which nothing happens shows nothing"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("restarts", [0.0, 0.02])
 def test_no_slot_is_filled_twice_where_everybody_sums(restarts, seed):
     soups = [stir(f"{seed}/{case}", restarts=restarts, everybody_sums=True) for case in range(40)]

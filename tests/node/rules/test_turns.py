@@ -130,7 +130,7 @@ def test_members_name_those_whose_turn_is_first_not_those_with_low_ids():
     assert body.joins == tuple(sorted(expected))
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("most", [2, 4, 8, 20])
 def test_all_come_to_sit_for_whole_turns_and_a_quorum_votes_throughout(most, seed):
     rng = random.Random(seed)

@@ -298,3 +298,25 @@ def test_wrong_result_is_told_forgotten_and_can_come_anew(junk):
     give(joiner, run, 0)
     give(joiner, run, 1)
     assert joiner.gathered.state().root == run.seals[-1].value.root
+
+
+def test_fetched_cells_lie_in_the_vectors_of_the_state_and_nowhere_else(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    source, joiner = store_of(), Joiner()
+    made: list[np.ndarray] = []
+    take = joiner.store.blank_vectors
+
+    def blank_vectors():
+        made.extend(vectors := take())
+        return vectors
+
+    monkeypatch.setattr(joiner.store, "blank_vectors", blank_vectors)
+    seal = sealed(source.state.root)
+    assert held(joiner, seal) == []
+    taken(joiner, source, seal, range(source.num_state_cells))
+    state = joiner.gathered.state()
+    assert made
+    found = (state.anchor_N, *state.slots.values())
+    assert all(one_N is vector_N for one_N, vector_N in zip(found, made, strict=True))
+    assert state.anchor_N.tobytes() == source.state.anchor_N.tobytes()

@@ -13,6 +13,7 @@ from node.trainers.attached_trainer import Attachment, _end_early
 from node.trainers.trainer import TrainerConfig
 from protocol.errors import RefusedError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
+from training.channel import channel_file
 from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import (
     TO_USER,
@@ -202,7 +203,10 @@ async def test_leaving_a_trainer_is_for_the_node_to_act_on(user):
             assert not nursery.cancel_scope.cancel_called
 
 
-async def test_the_file_is_gone_with_the_trainer_and_a_raised_error_is_not_wrapped(user, tmp_path):
+async def test_the_file_is_gone_with_the_trainer_and_a_raised_error_is_not_wrapped(
+    user, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(channel_file, "free_memory_bytes", lambda: 0)
     async with user.reading():
 
         async def raises():

@@ -3,7 +3,7 @@ found from what it measured.
 """
 
 import random
-from functools import partial
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -12,13 +12,21 @@ from node.trainers.choosing import (
     FIRST_STEPS,
     SHARE,
     SURELY,
+    UNKNOWN_S,
+    Fit,
+    Headway,
     Pace,
     StepsChoice,
     TrainerWatch,
     grading,
+    pace_of,
 )
+from protocol.frames import Phase
+from tests.protocol.vectors import MANIFEST
+from training.channel.exchange import TrainerTimes
 from training.compression import CODECS
 from training.compression.blocks import GradedCodec
+from training.methods.method import has_equal_steps
 from training.methods.presets import GRADE_FROM_MBIT
 
 ROUNDS = 120
@@ -169,10 +177,9 @@ def delayed(
     step_s: list[float], exchange_s: float, *, jitter: float, seed: int
 ) -> list[list[tuple[StepsChoice, float]]]:
     """As `flying`, with a round of delay: who has trained waits for the seal before, hands in, and
-    goes on at once. Of its steps it tells the first and every other one."""
+    goes on at once. It tells how long its steps took."""
     luck = random.Random(f"{seed}/delayed")
-    make = partial(Pace, steps_max=2000, is_chosen=True, is_overlapped=True, is_joined=True)
-    peers = [make() for _ in step_s]
+    peers = [Pace(steps_max=2000, is_chosen=True, is_overlapped=True) for _ in step_s]
     began, sealed, found = [0.0] * len(peers), [0.0], []
     last_handed: list[float] = []
     for number in range(ROUNDS):
@@ -186,10 +193,10 @@ def delayed(
             if number:
                 flight_s = sealed[number] - last_handed[index]
                 peer.landed(flight_s, sealed[number], last_s=max(last_handed))
-            steps = chosen[index].steps
-            for step in range(0, steps, 2):
-                peer.progressed(1000 + step, began[index] + lasts[index] * (step + 0.9) / steps)
-            peer.handed(steps, ends[index])
+            told = TrainerTimes(
+                train_s=lasts[index], wait_s=ends[index] - began[index] - lasts[index]
+            )
+            peer.handed(chosen[index].steps, ends[index], told)
         took_s = exchange_s * (1.0 + jitter * luck.uniform(-1.0, 1.0))
         sealed.append(max(ends) + took_s)
         shares = [b / (c - a) for a, b, c in zip(began, lasts, ends, strict=True)]
@@ -251,6 +258,53 @@ def test_where_nothing_is_chosen_it_is_measured_all_the_same() -> None:
         pace.handed(50, 10.0 * number + 5.0)
     choice = pace.next(50.0)
     assert (choice.step_s, choice.exchange_s, choice.computing) == (0.1, 5.0, 0.5)
+
+
+def busy(
+    step_s: float, exchange_s: float, beside_s: float, *, is_chosen: bool = True, most: int = 5000
+) -> list[tuple[StepsChoice, float]]:
+    """One peer whose trainer encodes and saves for so long behind its steps: each choice, and what
+    share of its round was steps."""
+    peer, now_s, found = Pace(steps_max=most, is_chosen=is_chosen), 0.0, []
+    for _ in range(ROUNDS):
+        choice = peer.next(now_s)
+        train_s = choice.steps * step_s
+        handed_s = now_s + train_s + beside_s
+        told = TrainerTimes(train_s=train_s, encode_s=0.7 * beside_s, save_s=0.3 * beside_s)
+        peer.handed(choice.steps, handed_s, told)
+        peer.landed(exchange_s, handed_s + exchange_s)
+        found.append((choice, train_s / (train_s + beside_s + exchange_s)))
+        now_s = handed_s + exchange_s
+    return found
+
+
+def test_encoding_and_saving_pass_neither_for_steps_nor_for_computing() -> None:
+    """At 123M parameters five steps of 2.2 s took 11 s, and encoding and saving as long again."""
+    choice, share = busy(2.2, 6.0, 11.0, is_chosen=False, most=5)[-1]
+    assert choice.step_s == pytest.approx(2.2)
+    assert choice.computing == pytest.approx(share) == pytest.approx(11.0 / 28.0)
+    assert choice.exchange_s == pytest.approx(6.0)
+
+
+@pytest.mark.parametrize("beside_s", [0.0, 0.5, 11.0])
+def test_nine_tenths_are_steps_however_long_encoding_takes(beside_s: float) -> None:
+    rounds = busy(0.1, 2.0, beside_s)
+    assert sum(share for _, share in rounds[SETTLED:]) / (ROUNDS - SETTLED) >= 0.9
+    steps_s = rounds[-1][0].steps * 0.1
+    shortest_s = SHARE / (1.0 - SHARE) * (2.0 + beside_s)
+    assert shortest_s * 0.8 <= steps_s <= shortest_s * 1.25
+    assert ("encoding" in rounds[-1][0].why) == (beside_s > 0.0) or "arrive" in rounds[-1][0].why
+
+
+def test_what_the_trainer_does_itself_is_not_hidden_by_a_round_in_flight() -> None:
+    peer = Pace(steps_max=5000, is_chosen=True, is_overlapped=True)
+    now_s = 0.0
+    for _ in range(ROUNDS):
+        train_s = peer.next(now_s).steps * 0.1
+        now_s += train_s + 3.0
+        peer.handed(round(train_s / 0.1), now_s, TrainerTimes(train_s=train_s, encode_s=3.0))
+        peer.landed(2.0, now_s)
+    assert train_s / (train_s + 3.0) >= 0.9
 
 
 def test_whoever_waits_for_each_outcome_hides_nothing() -> None:
@@ -322,3 +376,69 @@ def test_line_at_the_edge_does_not_change_the_grade_with_every_round(bits: int) 
 def test_run_may_allow_fewer_grades_than_there_are() -> None:
     assert grading(GradedCodec(finest=4), 0, 1e4).bits == 4
     assert grading(GradedCodec(coarsest=4, usual=4), 0, 1.0).bits == 4
+
+
+# How far it is ------------------------------------------------------------------------------------
+
+
+def test_headway_says_what_a_trainer_does_and_how_long_that_takes_by_the_round_before():
+    headway = Headway()
+    for round_index, start_s in ((4, 0.0), (5, 100.0)):
+        headway.begins(round_index, 10, 40 * round_index, start_s)
+        is_known = round_index == 5
+        said = headway.working(start_s + 1.0)
+        assert (said.round, said.phase, said.total) == (round_index, Phase.BEGIN, 1)
+        assert said.end_s == (2.0 if is_known else UNKNOWN_S)
+        for step in range(10):
+            headway.progressed(40 * round_index + step, start_s + 2.0 + 3.0 * step)
+        said = headway.working(start_s + 30.0)
+        assert (said.phase, said.done, said.total) == (Phase.TRAIN, 9, 10)
+        assert said.end_s == pytest.approx(3.0)
+        said = headway.working(start_s + 33.0)
+        assert (said.phase, said.end_s) == (Phase.ENCODE, 8.0 if is_known else UNKNOWN_S)
+        headway.handed(start_s + 40.0)
+
+
+# Steps that fit -----------------------------------------------------------------------------------
+
+
+def fitted(own_s: float, fastest_s: float, *, rounds: int = 3) -> list[int]:
+    """Steps of one round after the other of a node that takes so long for a whole one."""
+    fit, steps, found = Fit(), 50, []
+    for _ in range(rounds):
+        fit.trained(steps, own_s * steps / 50, 50)
+        fit.saw(fastest_s)
+        steps = fit.steps(50)
+        found.append(steps)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("own_s", "steps"), [(60.0, 50), (65.0, 50), (120.0, 25), (240.0, 12), (1e6, 1)]
+)
+def test_each_takes_the_share_of_steps_that_fits_its_speed(own_s, steps):
+    assert fitted(own_s, 60.0) == [steps] * 3
+
+
+def test_one_round_with_a_fault_in_it_changes_no_steps():
+    fit = Fit()
+    for took_s in (60.0, 300.0, 60.0):
+        fit.trained(50, took_s, 50)
+        fit.saw(60.0)
+    assert fit.steps(50) == 50
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_equal"),
+    [
+        ({}, False),
+        ({"inner": {"equal_steps": True}}, True),
+        ({"outer": {"preset": "scaffold"}}, True),
+        ({"outer": {"overlap": 2}}, True),
+    ],
+)
+def test_manifest_and_method_say_whether_steps_are_equal(changes, is_equal):
+    parts = {name: replace(getattr(MANIFEST, name), **more) for name, more in changes.items()}
+    manifest = replace(MANIFEST, **parts)
+    assert has_equal_steps(manifest) == is_equal
+    assert (pace_of(manifest).fit is None) == is_equal

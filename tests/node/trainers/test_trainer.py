@@ -1,11 +1,13 @@
 """The network process and its trainer: real processes, and small ones that break the rules."""
 
 import dataclasses
+import gc
 import os
 import signal
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,6 +20,7 @@ from node.trainers.trainer import TrainerConfig, anchors_in_place, open_trainer
 from protocol.errors import ManifestError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
+from training.channel import channel_file
 from training.channel.exchange import Contribution, Outcome, RunClock
 from training.channel.frames import Audit, Progress, Ready, Start, Validation
 from training.models.genesis import genesis_weights
@@ -39,6 +42,7 @@ AUDIT = Audit(
     before=b"",
     residual_before=b"",
     inherited=(),
+    since=0,
 )
 LINUX = pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux has pidfd, to watch a process not our child"
@@ -46,13 +50,14 @@ LINUX = pytest.mark.skipif(
 
 PRELUDE = """
 import os, signal, sys, threading
+from training.channel.exchange import TrainerTimes
 from training.channel.frames import *
 READY = Ready(threads=1, parameters=1, device="cpu", precision="float32", micro_batch=1)
 def say(frame):
     os.write(1, pack_frame(frame))
-def contribute(sequence=0, fragment=0, lengths=(0, 0)):
+def contribute(sequence=0, fragment=0, lengths=(0, 0), **more):
     say(Contributed(sequence=sequence, fragment=fragment, lengths=lengths, tokens=1, samples=1,
-                    steps=1, residual_before=b"", residual_after=b"", loss=1.0))
+                    steps=1, residual_before=b"", residual_after=b"", loss=1.0, **more))
 def wait():
     threading.Event().wait()
 """
@@ -140,9 +145,63 @@ async def test_anchor_that_is_read_in_place_is_held_until_the_contribution_and_n
         assert trainer.anchors.place_of(trainer.anchors.take()) == place
 
 
+READS_ON_UNTIL_ASKED = """
+os.read(0, 65536)
+contribute(reads_on=True)
+os.read(0, 65536)
+say(AnchorRead())
+say(Progress(step=1, loss=1.0))
+wait()
+"""
+
+
+async def test_anchor_that_is_still_measured_behind_the_contribution_is_held_until_it_was_read(
+    tmp_path,
+):
+    async with fake(tmp_path, READS_ON_UNTIL_ASKED) as trainer:
+        anchor_N = trainer.anchors.take()
+        gone = weakref.ref(anchor_N)
+        await trainer.start(Start(clock=CLOCK, lease=((0, SAMPLES),)), anchors=(anchor_N[:],))
+        del anchor_N
+        await next_of(trainer, Contribution)
+        assert gone() is not None
+        await trainer.audit(AUDIT)
+        await next_of(trainer, Progress)
+        assert gone() is None
+
+
+@pytest.fixture
+def on_disk(monkeypatch):
+    """As where there is no memory for the mapped file."""
+    monkeypatch.setattr(channel_file, "free_memory_bytes", lambda: 0)
+
+
+@LINUX
+async def test_trainer_gets_its_mapped_file_in_memory_which_is_gone_with_it(tmp_path):
+    def files():
+        names = [os.readlink(path) for path in Path("/proc/self/fd").iterdir() if path.exists()]
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return [name for name in (*names, *maps) if "barnraise.channel" in name]
+
+    gc.collect()
+    before = len(files())
+    anchors = genesis_weights(config(tmp_path).manifest)
+    async with fake(tmp_path, TRAINS_WHEN_ASKED) as trainer:
+        assert len(files()) > before
+        assert not list(tmp_path.glob("*.channel"))
+        await trainer.start(Start(clock=CLOCK, lease=((0, SAMPLES),)), anchors=anchors)
+        await next_of(trainer, Progress)
+        await trainer.audit(AUDIT)
+        contribution = await next_of(trainer, Contribution)
+        assert contribution.payloads
+    del trainer, contribution
+    gc.collect()
+    assert len(files()) == before
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="holes of Linux")
 async def test_anchor_that_lies_elsewhere_is_copied_and_the_copy_goes_with_the_contribution(
-    tmp_path,
+    tmp_path, on_disk
 ):
     def blocks():
         (path,) = tmp_path.glob("*.channel")
@@ -179,12 +238,13 @@ async def test_state_lies_where_the_trainer_reads_it_and_is_held_by_the_store_al
         assert not trainer.anchors.made(store._step_rules.anchors.take())
 
 
+@pytest.mark.extended
 async def test_a_trainer_contributes_takes_over_the_outcome_and_ends_with_its_run(tmp_path):
     from training.data.corpus import open_corpus
-    from training.loop.trainer_loop import VALIDATION_WINDOWS, anchor_loss
+    from training.loop.idle_validation import VALIDATION_WINDOWS, anchor_loss
     from training.models.building import build_model
 
-    run = config(tmp_path)
+    run = dataclasses.replace(config(tmp_path), validation_share=1.0)
     anchor = genesis_weights(run.manifest)[0] * np.float32(0.5)
     async with open_trainer(run) as trainer:
         await start(trainer, run, validate=True)
@@ -192,23 +252,24 @@ async def test_a_trainer_contributes_takes_over_the_outcome_and_ends_with_its_ru
         assert ready == Ready(
             threads=1, parameters=len(anchor), device="cpu", precision="float32", micro_batch=4
         )
-        genesis = await next_of(trainer, Validation)
         if os.name != "nt":
             os.kill(trainer.pid, signal.SIGINT)  # Ctrl+C is for the network process to act on.
         first = await next_of(trainer, Contribution)
-        await trainer.deliver(outcome_of_round(1, anchor), validate=True)
-        halved = await next_of(trainer, Validation)
+        await trainer.deliver(outcome_of_round(1, anchor))
         second = await next_of(trainer, Contribution)
-        await trainer.deliver(outcome_of_round(2, anchor, last=True))
+        await trainer.deliver(outcome_of_round(2, anchor, last=True), validate=True)
+        halved = await next_of(trainer, Validation)
         rest = [event async for event in trainer]
 
     held_out = open_corpus(run.manifest.corpus).held_out_windows(VALIDATION_WINDOWS, 8)
     model = build_model(run.manifest)
     shard = run.manifest.shards[0]
     assert all(isinstance(event, Progress) for event in rest)
-    assert (genesis.round, halved.round) == (0, 1)
+    assert halved.round == 2
+    assert halved.windows == halved.of_windows == len(held_out)
+    assert second.times is not None
+    assert second.times.validate_s > 0.0
     assert halved.loss == pytest.approx(anchor_loss(model, shard, [anchor], held_out), rel=1e-5)
-    assert halved.loss != genesis.loss
     assert (first.samples, first.tokens, first.steps) == (SAMPLES, 8 * SAMPLES, 10)
     assert len(first.payloads) == run.manifest.layout(0).num_cells(0)
     # Drift from the anchor that was delivered: ten steps of 0.003 move no weight further.
@@ -235,8 +296,8 @@ async def test_a_killed_trainer_is_seen_within_a_second(tmp_path):
 async def test_leaving_ends_a_trainer_in_the_middle_of_a_long_step(tmp_path):
     run = config(tmp_path, batch=LONG_BATCH)
     async with open_trainer(run) as trainer:
-        await start(trainer, run, validate=True)
-        await next_of(trainer, Validation)  # It is in its first step from here on.
+        await start(trainer, run)
+        await next_of(trainer, Ready)  # It is in its first step from here on.
         began = trio.current_time()
     assert trio.current_time() - began < 1
     assert not is_running(trainer.pid)
@@ -249,11 +310,13 @@ async def test_a_killed_network_process_takes_its_trainer_along(tmp_path):
 import sys, trio
 from pathlib import Path
 from tests.node.trainers.test_trainer import *
+from training.channel import channel_file
+channel_file.free_memory_bytes = lambda: 0
 async def main():
     run = config(Path(sys.argv[1]), batch=LONG_BATCH)
     async with open_trainer(run) as trainer:
-        await start(trainer, run, validate=True)
-        await next_of(trainer, Validation)
+        await start(trainer, run)
+        await next_of(trainer, Ready)
         print(trainer.pid, flush=True)
         await trio.sleep_forever()
 trio.run(main)
@@ -323,6 +386,10 @@ async def test_a_trainer_that_ends_before_its_run_is_dead(tmp_path):
         ("contribute(lengths=(1 << 40, 1)); wait()", "of its place"),
         ("contribute(sequence=1); wait()", "out of turn"),
         ("contribute(); contribute(sequence=1); wait()", "before an outcome"),
+        ("contribute(); say(AnchorRead()); wait()", "it was not reading"),
+        ("contribute(times=TrainerTimes(save_s=-1.0)); wait()", "times that are none"),
+        ("contribute(times=TrainerTimes(wait_s=float('nan'))); wait()", "times that are none"),
+        ("say(Validation(round=1, loss=2.0, windows=0, of_windows=8)); wait()", "0 of 8 windows"),
     ],
 )  # fmt: skip
 async def test_a_trainer_that_breaks_the_rules_is_killed(tmp_path, does, complaint):
@@ -336,7 +403,7 @@ async def test_progress_is_dropped_for_a_slow_reader_and_nothing_else_is(tmp_pat
     does = """
 for step in range(1000):
     say(Progress(step=step, loss=1.0))
-say(Validation(round=3, loss=2.0))
+say(Validation(round=3, loss=2.0, windows=1, of_windows=2))
 wait()
 """
     async with fake(tmp_path, does) as trainer:
@@ -345,7 +412,7 @@ wait()
         while isinstance(event := await trainer.next_event(), Progress):
             steps.append(event.step)
 
-        assert event == Validation(round=3, loss=2.0)
+        assert event == Validation(round=3, loss=2.0, windows=1, of_windows=2)
         assert steps == sorted(set(steps))
 
 
@@ -373,20 +440,21 @@ async def test_cancelling_ends_the_trainer_too(tmp_path):
     assert not is_running(trainer.pid)
 
 
-async def test_what_the_body_raises_comes_out_as_it_is(tmp_path):
+async def test_what_the_body_raises_comes_out_as_it_is(tmp_path, on_disk):
     with pytest.raises(KeyError, match="mine"):
         async with fake(tmp_path, "wait()"):
             raise KeyError("mine")
     assert not list(tmp_path.glob("*.channel"))
 
 
-async def test_a_command_that_is_not_there_leaves_no_file(tmp_path):
+async def test_a_command_that_is_not_there_leaves_no_file(tmp_path, on_disk):
     with pytest.raises(FileNotFoundError):
         async with open_trainer(config(tmp_path), command=(str(tmp_path / "absent"),)):
             pass
     assert not list(tmp_path.glob("*.channel"))
 
 
+@pytest.mark.extended
 def test_the_network_process_side_loads_no_torch():
     code = "import node.trainers.trainer, sys; sys.exit('torch' in sys.modules)"
     command = [sys.executable, "-c", code]

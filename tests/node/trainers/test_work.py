@@ -237,7 +237,8 @@ async def test_paced_trainer_gets_as_much_of_its_lease_as_it_is_to_use(tmp_path,
             outcomes = scene.trainer.outcomes
             given = lease_size(outcomes[-1].lease if outcomes else scene.trainer.starts[0].lease)
             await trio.sleep(given / 2)
-            scene.work._choosing.handed(given // 2, trio.current_time())
+            handed = replace(LATE, steps=given // 2)
+            scene.work._choosing.handed(sealed, handed, trio.current_time())
             await trio.sleep(2.0)
             scene.wants(sealed, lease=lease, listed=True)
             scene.work._is_open = True

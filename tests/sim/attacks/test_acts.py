@@ -192,7 +192,7 @@ def _is_strict(frame: object) -> bool:
 # What they cost -----------------------------------------------------------------------------------
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("attack", "peers", "seed_of_world"),
     [
@@ -228,7 +228,7 @@ def test_act_of_every_kind_in_one_short_world_costs_nobody_honest_anything(act):
     assert verdict.is_felt
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("attack", "peers", "seed_of_world", "is_moved"),
     [
@@ -249,20 +249,24 @@ def test_commit_that_is_late_or_said_to_some_sets_nobody_honest_back(
     assert bool(verdict.liars_set_back) == is_moved
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
-    ("scenario", "peers", "share", "seed_of_world"),
-    [("open-calm", 7, 0.3, 1), ("open-mixed", 10, 0.1, 1)],
+    ("scenario", "peers", "share", "rounds"),
+    [("open-calm", 5, 0.25, 6), ("open-calm", 7, 0.3, 12), ("open-mixed", 10, 0.1, 12)],
 )
-def test_insider_breaks_no_promise(scenario, peers, share, seed_of_world):
-    _check_insider(scenario, peers, share, seed_of_world)
+def test_insider_breaks_no_promise(scenario, peers, share, rounds):
+    _check_insider(scenario, peers, share, 1, rounds=rounds)
 
 
-def _check_insider(scenario: str, peers: int, share: float, seed_of_world: int) -> None:
-    asked = overridden(read_scenario(scenario), peers=peers, rounds=12, attack=f"insider:{share}")
+def _check_insider(
+    scenario: str, peers: int, share: float, seed_of_world: int, *, rounds: int = 12
+) -> None:
+    scene = read_scenario(scenario)
+    asked = overridden(scene, peers=peers, rounds=rounds, attack=f"insider:{share}")
     outcome = run_trial(replace(asked, recorded=None), seed_of_world)
     found = (outcome.violation, outcome.false_bans, outcome.honest_votes_lost)
     assert found == (None, 0, 0), (
-        f"barnraise sim run {scenario} --peers {peers} --rounds 12 --attack insider:{share}"
+        f"barnraise sim run {scenario} --peers {peers} --rounds {rounds} --attack insider:{share}"
         f" --seed {seed_of_world}"
     )
 

@@ -14,7 +14,7 @@ from protocol.identity import PeerId
 from protocol.leases import part_of_lease
 from protocol.manifest import AuditSpec, TimingSpec
 from protocol.messages import Commit, Work, decode_body
-from protocol.segments import cells_of, root_of
+from protocol.segments import SegmentPlace, cells_of, root_of
 from sim.world.toy_run import toy_run
 from sim.world.trainer import TextModel, Traced, TracedWork
 from tests.protocol.entry_vectors import WORK
@@ -36,14 +36,15 @@ class Scene:
     def __init__(self, seed: int) -> None:
         self.traced = TracedWork(MANIFEST, TextModel(MANIFEST, seed))
         zeros_N = np.zeros(LAYOUT.numel, dtype=np.float32)
-        before = self.traced.train(zeros_N, None, LEASE, (1, OWNER))
+        place = SegmentPlace(round=1, step=0, segment=0, lease=LEASE)
+        before = self.traced.train(self.traced.begun(zeros_N), place)
         feedback = ErrorFeedback(make_codec(MANIFEST.outer), 1.0, cell_elements=1024)
-        first = feedback.encode(zeros_N - before.weights_N)
+        first = feedback.encode(zeros_N - before.ends.weights_N)
         feedback.commit()
-        self.anchor_N = before.weights_N
+        self.anchor_N = before.ends.weights_N
         self.residual_N = feedback.residual_N
-        self.done: Traced = self.traced.train(self.anchor_N, before.after_N, LEASE, (2, OWNER))
-        encoded = feedback.encode(self.anchor_N - self.done.weights_N)
+        self.done: Traced = self.traced.train(before.ends, replace(place, round=2))
+        encoded = feedback.encode(self.anchor_N - self.done.ends.weights_N)
         self.inherited = ((before.done.after, first.residual_after), (EMPTY_ROOT, EMPTY_ROOT))
         example = decode_body(WORK)
         assert isinstance(example, Commit)
@@ -74,10 +75,11 @@ class Scene:
             inherited=self.inherited,
         )
         task = replace(task, **changes)
-        state = self.done.states[self.done.done.trace[min(segment, LAST)]]
-        assert self.residual_N is not None
-        residual = cells_of(LAYOUT, (self.residual_N,))
-        return self.traced.again(task, state, residual, self.anchor_N)
+        cells = self.done.states[self.done.done.trace[segment]]
+        if segment == LAST:
+            assert self.residual_N is not None
+            cells = (*cells[: LAYOUT.num_cells(0)], *cells_of(LAYOUT, (self.residual_N,)))
+        return self.traced.again(task, b"".join(cells), self.anchor_N)
 
 
 @pytest.fixture
@@ -120,10 +122,10 @@ def test_inner_state_that_nobody_can_have_inherited_is_no_start(scene, segment):
 @pytest.mark.parametrize("number", [np.nan, np.inf, np.finfo(np.float32).max])
 def test_numbers_that_no_trainer_goes_on_with_are_an_end_and_no_error(scene, number):
     for segment in (3, LAST):
-        weights_N = scene.done.weights_N.copy()
+        weights_N = scene.done.ends.weights_N.copy()
         weights_N[5] = number
         root = scene.done.done.trace[segment]
-        scene.done.states[root] = cells_of(LAYOUT, (weights_N, scene.done.after_N))
+        scene.done.states[root] = replace(scene.done.ends, weights_N=weights_N).cells(LAYOUT)
         scene.residual_N = np.full_like(weights_N, -number)
         assert scene.rerun(segment) != end_of(scene.commit, segment)
 

@@ -49,6 +49,7 @@ def test_without_audits_the_same_liar_stays(seed):
     assert (found.rounds_sealed, found.banned, found.evidence) == (6, 0, {})
 
 
+@pytest.mark.extended
 def test_auditor_who_calls_right_work_wrong_is_banned_and_nobody_else(seed):
     found = audited("lying_auditor:0.25", seed)
     assert found.violation is None
@@ -169,3 +170,28 @@ def test_lazy_peer_is_paid_as_others_are_where_nobody_runs_its_work_again(seed):
     assert found.violation is None
     assert (found.rounds_sealed, found.banned, found.evidence) == (6, 0, {})
     assert found.seats_last == 7
+
+
+# Several fragments, of which each round syncs one
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("attack", ["sign_flip", "scale", "lazy", "lying_auditor"])
+def test_liar_is_banned_where_each_round_syncs_another_fragment(attack, seed):
+    found = audited(f"{attack}:0.25", seed, fragments=4, rounds=14)
+    assert found.violation is None
+    assert found.honest_digests_equal
+    assert (found.rounds_sealed, found.banned, found.false_bans) == (14, 1, 0)
+    kind = Accusation.WRONG_VERDICT if attack == "lying_auditor" else Accusation.WRONG_WORK
+    assert accusations(found) == {"n06": kind}
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("scenario", ["open-kill-each-phase", "open-mixed", "open-partition-half"])
+def test_honest_peers_that_die_and_come_back_are_accused_of_nothing(scenario, seed):
+    """Rounds go on without them, and fragments move under the weights that they go on with."""
+    calm = overridden(read_scenario(scenario), audits=1.0)
+    found = run_trial(replace(calm, cells=2, fragments=3, peers=(7, 9)), seed)
+    assert found.violation is None
+    assert (found.banned, found.false_bans, found.evidence) == (0, 0, {})
+    assert found.audited_share > 0.02

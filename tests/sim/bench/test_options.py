@@ -11,12 +11,10 @@ from protocol.limits import MIB
 from sim.bench.allreduce import AllreduceOptions
 from sim.bench.faults import FaultOptions
 from sim.bench.staging import SLOW_BYTES_PER_S, timing
-from sim.processes import usage as needs_module
 from sim.processes.usage import (
-    Needs,
-    check_needs,
+    PeakMemory,
+    bytes_to_disk,
     cpu_ticks,
-    memory_available,
     memory_bytes,
     needs,
     proportional_bytes,
@@ -56,34 +54,40 @@ def test_two_peers_may_be_calm_and_average(tmp_path):
     assert AllreduceOptions(peers=2, elements=5000, folder=tmp_path).rounds == 3
 
 
-def test_machine_that_is_too_small_is_told_how_much_is_wanted(monkeypatch, tmp_path):
-    meminfo = tmp_path / "meminfo"
-    meminfo.write_text("MemTotal: 9 kB\nMemAvailable:    2097152 kB\n")
-    monkeypatch.setattr(needs_module, "_MEMORY_FILE", meminfo)
-    check_needs(Needs(memory=2 << 30, disk=1), tmp_path)
-    with pytest.raises(ConfigError, match=r"needs 3\.0 GiB of memory and 2\.0 GiB are free"):
-        check_needs(Needs(memory=3 << 30, disk=1), tmp_path)
-    with pytest.raises(ConfigError, match=r"of disk .* --out"):
-        check_needs(Needs(memory=1, disk=1 << 60), tmp_path)
-    meminfo.unlink()
-    check_needs(Needs(memory=1 << 60, disk=1), tmp_path)  # A system that does not say.
-
-
 def test_needs_grow_with_peers_and_elements():
     small, more, large = needs(3, 100_000), needs(6, 100_000), needs(3, 50_000_000)
-    assert more.memory == 2 * small.memory
-    assert large.memory > 3 * 4 * 50_000_000
-    assert small.memory > 3 * 100 * MIB
-    assert large.disk > 3 * 4 * 4 * 50_000_000
+    assert more.memory_bytes == 2 * small.memory_bytes
+    assert large.memory_bytes > 3 * 4 * 50_000_000
+    assert small.memory_bytes > 3 * 100 * MIB
+    assert large.disk_bytes > 3 * 4 * 4 * 50_000_000
 
 
 def test_texts_of_the_system_are_understood():
-    assert memory_available("MemAvailable: x kB\nMemAvailable: 7 kB") == 7 * 1024
-    assert memory_available("nothing") is None
+    assert bytes_to_disk("wchar: 9\nwrite_bytes: 4096\ncancelled_write_bytes: 1\n") == 4096
+    assert bytes_to_disk("wchar: 9\nwrite_bytes: x\n") == bytes_to_disk("") == 0
     stat = "12 (a ) b) R 1 2 3 4 5 6 7 8 9 10 700 30 0 0"
     assert cpu_ticks(stat) == 730
     assert proportional_bytes("Rss: 9 kB\nPss:    5 kB\n") == 5 * 1024
     assert proportional_bytes("") == 0
+
+
+def test_peak_between_two_looks_is_the_system_s_mark_without_what_others_share() -> None:
+    peak = PeakMemory()
+    peak.take(resident=100, proportional=70, high=100)
+    peak.take(resident=120, proportional=80, high=300)
+    peak.take(resident=50, proportional=45, high=300)
+    assert peak.num_bytes == 300 - 40
+    calm = PeakMemory()
+    calm.take(resident=100, proportional=70, high=0)
+    assert calm.num_bytes == 70
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system says it in /proc")
+def test_peak_of_a_living_process_is_at_least_what_it_has() -> None:
+    peak = PeakMemory()
+    peak.look(os.getpid())
+    peak.look(1 << 30)
+    assert peak.num_bytes >= memory_bytes([os.getpid()]) // 2 > 0
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the system says it in /proc")

@@ -34,6 +34,7 @@ def test_nobody_beyond_the_neighbours_is_linked(seed):
         assert len(meant) < len(crowd.peers) - 1
 
 
+@pytest.mark.extended
 def test_deaf_relay_is_found_out(seed, monkeypatch):
     monkeypatch.setattr("protocol.core.relay.Relay.forward", lambda *_: [])
     monkeypatch.setattr("protocol.core.relay.Relay.fill", lambda *_: ())

@@ -30,7 +30,7 @@ def test_same_seed_gives_the_same_gossip(seed):
     assert Gossiping(short, seed + 1).spread().trace_hash != one.trace_hash
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("ways", [2, 3])
 def test_split_swarm_is_equal_within_three_exchanges(ways, seed):
     outcome = Gossiping(replace(SMALL, nodes=24, struck=0, lagging=0), seed).heal(ways, entries=60)

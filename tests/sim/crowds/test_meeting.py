@@ -78,6 +78,7 @@ def test_what_nobody_renews_expires_and_what_is_renewed_stays(seed):
         assert writers_in(found) == set(living)
 
 
+@pytest.mark.extended
 def test_clocks_that_are_off_by_minutes_hide_nobody(seed):
     meeting, peers = meeting_of(24, seed=seed, settings=MeetingSettings(wall_skew_s=300.0))
     writers = announce(meeting, peers)
@@ -126,7 +127,7 @@ def test_bytes_of_the_wire_change_nothing(seed):
     assert trace(True) == trace(False)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("loss", [0.0, 0.05])
 def test_same_seed_gives_the_same_trace_and_another_does_not(seed, loss):
     def trace(number):

@@ -56,7 +56,7 @@ def test_lines_are_one_per_sealed_round(view):
     assert "left" in lines[1]
 
 
-def test_line_of_a_round_waits_for_its_loss_or_the_next_round(view):
+def test_line_of_a_round_waits_for_its_loss_or_until_two_more_are_sealed(view):
     out = console()
     display = LineDisplay(out)
     scene = Scene(view=view, now_s=lambda: 9.0)
@@ -65,8 +65,11 @@ def test_line_of_a_round_waits_for_its_loss_or_the_next_round(view):
     assert printed(out) == ""
     view.fold("A", sealed(2, "AB"), 5.0)
     display.changed(scene)
+    assert printed(out) == ""
+    view.fold("A", sealed(3, "AB"), 6.0)
+    display.changed(scene)
     assert printed(out).count("sealed") == 1
-    view.fold("A", events.Validated(round=2, loss=2.718), 5.2)
+    view.fold("A", events.Validated(round=2, loss=2.718), 6.2)
     display.changed(scene)
     assert "round  2 of 10 sealed: 2 of 2 listed, attempt 0, 1.5 s  loss 2.718" in printed(out)
 

@@ -176,3 +176,10 @@ def test_whole_demo_tells_its_milestones_in_order():
     ]
     assert view.num_sealed == 40
     assert view.losses[40] == loss_after(40)
+
+
+def test_loss_over_some_of_the_windows_is_no_point_of_the_curve(view):
+    view.fold("A", events.Validated(round=1, loss=2.0, windows=16, of_windows=128), 1.0)
+    assert view.losses == {}
+    view.fold("A", events.Validated(round=1, loss=2.5, windows=128, of_windows=128), 1.1)
+    assert view.losses == {1: 2.5}

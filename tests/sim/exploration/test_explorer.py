@@ -215,7 +215,7 @@ def decisions(model) -> tuple[set[frozenset[bytes]], int]:
     return found, len(seen)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("voters", "attempts", "lists"),
     [

@@ -115,6 +115,7 @@ LOCKED = (
 """A and B have SEALed one LIST, and L certified it again; B, as if it knew nothing, another."""
 
 
+@pytest.mark.extended
 def test_certificate_that_frees_for_any_list_makes_two_values_final():
     scope = LiarScope(attempts=3, liar=1, rules=False)
     found = both_ways(looser.any_certificate_unlocks, scope, LOCKED, states=3000)

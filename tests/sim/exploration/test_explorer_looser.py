@@ -141,6 +141,7 @@ def test_only_voter_that_leaves_at_once_leaves_no_quorum(trust):
     assert found.trace == ("A wants to leave", "A goes")
 
 
+@pytest.mark.extended
 def test_leaver_that_is_dropped_though_the_rest_may_be_dead_leaves_no_quorum():
     found = both_ways(looser.leavers_are_dropped_whoever_follows, leaving, states=2000)
     assert found.violation.startswith("L1")

@@ -91,6 +91,7 @@ class InFlight(Rounds):
         return super().check(state)
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize(
     ("loosened", "lag", "is_reached"),
     [
@@ -107,6 +108,7 @@ def test_two_rounds_are_in_flight_only_if_a_commit_carries_the_seal_that_named_i
     assert found.outcome == ("violated" if is_reached else "exhausted")
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize(
     ("loosened", "fragment_cells", "violation"),
     [

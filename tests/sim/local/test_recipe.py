@@ -68,9 +68,8 @@ def test_method_that_follows_is_in_the_manifest(tmp_path, preset, then, overlap,
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"fragments": 3}, "one fragment with one round in flight, not 3 and 1"),
-        ({"lag": 2}, "one fragment with one round in flight, not 2 and 2"),
-        ({"preset": "streaming_diloco"}, "one fragment with one round in flight, not 4 and 2"),
+        ({"lag": 2}, "one round in flight, not 2"),
+        ({"preset": "streaming_diloco"}, "one round in flight, not 2"),
         ({"trainer": "real", "steps": 5}, "a round has 8 segments, and 5 steps are fewer"),
     ],
 )
@@ -78,6 +77,12 @@ def test_audits_of_a_run_that_cannot_have_them_are_refused(tmp_path, changes, sa
     options = LocalOptions(peers=4, folder=tmp_path, trust="open", audits=0.5, **changes)
     with pytest.raises(ConfigError, match=f"--audits: .*{says}.*--audits 0"):
         local_manifest(options, FOUNDER)
+
+
+def test_audits_are_for_several_fragments_as_well(tmp_path):
+    options = LocalOptions(peers=4, folder=tmp_path, trust="open", audits=0.5, fragments=3)
+    manifest = local_manifest(options, FOUNDER)
+    assert (manifest.layout(0).num_fragments, manifest.audits.rate) == (3, 0.5)
 
 
 @pytest.mark.extended

@@ -167,7 +167,7 @@ def test_round_that_too_few_survive_is_drawn_again_without_the_dead(seed: int) -
     assert all(len(leases[replica]) > 1 for replica in range(8))
 
 
-@pytest.mark.quick(3)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", IN_PROCESS)
 def test_every_preset_of_one_process_has_its_swarm(seed: int, name: str) -> None:
     assert PRESETS[name](100).lacks

@@ -153,6 +153,7 @@ def test_cases_are_what_changes_vectors_or_data_and_leave_out_what_bends_the_pro
         assert is_told == (not np.array_equal(sent_BN, honest_HN[:2])) or name == "backdoor", name
 
 
+@pytest.mark.extended
 def test_peers_of_skewed_data_are_farther_apart(seed: int) -> None:
     model = learner_of("text", manifest_of("text"), seed)
     even, skewed = (_spread(model, skew) for skew in (None, 0.3))

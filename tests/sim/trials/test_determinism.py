@@ -37,8 +37,10 @@ def test_sweeps_are_equal_under_other_hash_seeds_and_interpreters(seed):
         assert again["trace_hash"] == first["trace_hash"], python
 
 
-def test_two_processes_with_two_hash_seeds_run_the_same_world(seed):
-    arguments = ("mixed", "--seeds", str(seed % 1000), "--peers", "5", "--jobs", "1")
+@pytest.mark.parametrize("rounds", ["3", pytest.param("12", marks=pytest.mark.extended)])
+def test_two_processes_with_two_hash_seeds_run_the_same_world(seed, rounds):
+    world = ("mixed", "--seeds", str(seed % 1000), "--peers", "5", "--rounds", rounds)
+    arguments = (*world, "--jobs", "1")
     first, again = (swept(sys.executable, hash_seed, *arguments) for hash_seed in ("1", "2"))
     assert first["trace_hash"] == again["trace_hash"]
 

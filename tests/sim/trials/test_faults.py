@@ -141,6 +141,7 @@ def test_fault_in_a_phase_strikes_a_node_that_is_there(phase):
     assert notes[0][1].endswith(f"at {phase}")
 
 
+@pytest.mark.extended
 def test_phase_that_comes_to_nobody_is_told_as_missed():
     fault = 'kind = "bounce", round = 3, phase = "NEWATTEMPT sent", victims = ["any"]'
     outcome, notes = told(fault)
@@ -197,6 +198,7 @@ def test_partition_that_flaps_comes_and_goes_and_is_gone_at_its_end():
     assert notes[-1][1] == "n01, n02: partition is over"
 
 
+@pytest.mark.extended
 def test_overlapping_faults_of_one_link_end_with_the_later():
     cut = 'kind = "cut", round = 5, victims = ["n01"], against = ["n02"], duration_s = '
     outcome, notes = told(cut + "2.0}, {" + cut + "6.0")
@@ -204,6 +206,7 @@ def test_overlapping_faults_of_one_link_end_with_the_later():
     assert len(notes) == 4
 
 
+@pytest.mark.extended
 def test_dead_node_cannot_be_frozen():
     crash = 'kind = "crash", round = 6, victims = ["n01"]'
     freeze = 'kind = "freeze", round = 8, victims = ["n01"], duration_s = 1.0'
@@ -212,6 +215,7 @@ def test_dead_node_cannot_be_frozen():
     assert notes[-1][1] == "n01: no freeze, there is nobody to hurt"
 
 
+@pytest.mark.extended
 def test_fault_against_somebody_who_is_not_there_strikes_nobody():
     for kind in ("cut", "mute", "hold", "clog"):
         fault = f'kind = "{kind}", round = 2, victims = ["n01"], against = ["n09"]'
@@ -220,7 +224,7 @@ def test_fault_against_somebody_who_is_not_there_strikes_nobody():
         assert [text for _, text in notes] == [f"n01: no {kind}, there is nobody to hurt"]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("gone", "later"),
     [("crash", "roll_back"), ("leave", "roll_back"), ("crash", "disk_full")],
@@ -242,7 +246,7 @@ def test_file_that_is_not_there_is_not_spoiled():
     assert [text for _, text in notes] == ["n01: no spoil_result, there is nobody to hurt"]
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(("duration_s", "period_s"), [(2.0, 20.0), (5.0, 2.0)])
 def test_fault_that_comes_and_goes_ends_when_it_says(duration_s, period_s):
     fault = f'kind = "partition", round = 3, victims = ["n01"], duration_s = {duration_s}'

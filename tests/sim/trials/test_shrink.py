@@ -101,6 +101,7 @@ def shrunk(fails, text=WILD):
     return shrinker.shrink(), tried
 
 
+@pytest.mark.extended
 def test_two_faults_that_are_needed_together_both_stay():
     def fails(found):
         kinds = [fault.kind for fault in found.timetable]
@@ -111,6 +112,7 @@ def test_two_faults_that_are_needed_together_both_stay():
     assert (best.peers, best.rounds, best.cells) != ((6, 6), 8, 2)
 
 
+@pytest.mark.extended
 def test_another_promise_that_breaks_is_another_failure():
     def fails(found):
         return "I3" if len(found.timetable) > 2 else "I1"

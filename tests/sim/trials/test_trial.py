@@ -39,6 +39,7 @@ def test_same_seed_gives_the_same_trace_and_another_seed_another():
     assert one.trace_hash != other.trace_hash
 
 
+@pytest.mark.extended
 def test_what_a_seed_drew_plays_as_the_seed_itself():
     drawn = scenario('peers = [3, 6]\nrounds = 8\n[[faults]]\nkind = "bounce"\ntimes = [2, 4]')
     for seed in (1, 2):
@@ -95,6 +96,7 @@ def test_run_that_does_not_come_to_its_end_is_a_violation():
     assert "no quorum of its voters lives" in broken.text
 
 
+@pytest.mark.extended
 def test_run_may_stop_without_a_quorum_and_only_then():
     rest = "[expect]\nmay_stop = true\n[limits]\nstall_s = 20.0"
     assert violation(with_faults(CRASH_MOST, rest=rest)) is None
@@ -113,7 +115,7 @@ def test_standstill_is_expected_and_checked():
     assert violation(with_faults(never, rest=rest)) == "finishes"
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("expect", "allowed", "forbidden"),
     [
@@ -153,6 +155,7 @@ def test_error_in_the_code_is_a_violation_that_names_its_line(monkeypatch):
     assert "KeyError at test_trial.py:" in broken.text
 
 
+@pytest.mark.extended
 def test_code_that_forgets_its_signatures_is_found_out(monkeypatch):
     monkeypatch.setattr(FileJournal, "record", lambda self, messages: None)
     fault = 'kind = "bounce", round = 6, phase = "COMMIT sent", victims = ["any"], duration_s = 0.5'

@@ -37,6 +37,7 @@ def test_core_sees_only_its_own_clock(seed):
     assert fast.clock.world_s(seen_s) <= world.now_s
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("rate", [0.5, 2.0])
 def test_swarm_agrees_although_a_clock_runs_at_another_rate(rate, seed):
     world = world_of(3, seed=seed, rounds=10, devices={B: Device(clock_rate=rate)})
@@ -68,6 +69,7 @@ def test_napping_machines_are_passed_over_and_come_back(seed):
     assert any(B in world.listed[index] for index in range(4, 17))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("behind_s", [0.0, 3600.0])
 def test_run_ends_by_the_date_that_most_wall_clocks_show(behind_s, seed):
     manifest = replace(toy_manifest(A, rounds=500), stop=StopSpec(unix_s=CREATED_UNIX_S + 20))

@@ -207,7 +207,7 @@ def lived(seed: int, spec: DiskSpec) -> list[str]:
     return told
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("seed", range(4))
 def test_life_of_crashes_and_errors_keeps_every_promise_and_is_the_same_again(seed):
     spec = DiskSpec(fail=0.01, rotate_bytes=2000)

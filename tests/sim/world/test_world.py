@@ -129,6 +129,7 @@ class ZeroedOuter(WatchedWorld):
     """It sees at once that the latecomer has another state."""
 
 
+@pytest.mark.extended
 def test_latecomer_without_the_outer_state_is_not_seated(seed):
     world = world_of(4, seed=seed, rounds=12, kind=ZeroedOuter)
     world.until_round(6)

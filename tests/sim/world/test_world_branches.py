@@ -23,6 +23,7 @@ def told(world) -> list[Record]:
     return records
 
 
+@pytest.mark.extended
 def test_last_one_goes_on_and_its_rounds_become_final_when_the_others_are_back(seed):
     world = world_of(5, seed=seed, rounds=40)
     records = told(world)

@@ -58,7 +58,7 @@ def test_survivors_of_a_crash_in_any_phase_seal_every_round_to_the_bit(phase, se
     assert all(node.anchors == world.living()[0].anchors for node in world.living())
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES.keys())
 def test_frozen_peer_is_passed_over_and_on_waking_says_nothing_wrong(phase, seed):
     world = world_of(5, seed=seed, rounds=16)
@@ -174,6 +174,7 @@ def test_latecomer_and_cut_off_peer_catch_up_although_one_frame_in_twenty_is_los
     assert {lonely, peer_named("latecomer")} <= lately
 
 
+@pytest.mark.extended
 def test_peer_that_was_cut_off_catches_up_and_contributes_again(seed):
     world = world_of(5, seed=seed, rounds=16)
     world.until_round(6)

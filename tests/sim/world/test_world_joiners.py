@@ -93,7 +93,7 @@ class Swarm:
 
 @pytest.mark.extended
 def test_state_that_takes_many_rounds_is_fetched_once_and_the_rounds_are_stepped(seed, monkeypatch):
-    swarm = Swarm(seed, state_bytes_per_s=1500.0, monkeypatch=monkeypatch)
+    swarm = Swarm(seed, state_bytes_per_s=750.0, monkeypatch=monkeypatch)
     swarm.join()
     swarm.until_seated()
     first, *behind = swarm.synced

@@ -156,6 +156,7 @@ def test_residual_may_be_void_behind_what_was_in_flight_at_a_fetch(
     assert ("residual says otherwise" in found) == is_broken
 
 
+@pytest.mark.extended
 def test_residual_goes_on_behind_a_fetch_of_who_did_not_know_of_the_round_before(seed):
     """Then nothing of it was in flight: seal 2 names round 4, and is fetched as well."""
     peer, *_ = peers_named(PEERS)

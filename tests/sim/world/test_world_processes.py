@@ -96,6 +96,7 @@ def test_one_seed_gives_one_trace_in_one_process_and_under_any_hash_seed(seed):
     assert hard_world(seed + 1).trace_hash not in traces
 
 
+@pytest.mark.extended
 def test_every_verb_is_in_the_trace(seed):
     def after(verb) -> str:
         world = traced(A, B, seed=seed)
@@ -190,6 +191,7 @@ def test_node_asks_for_a_seat_once_its_trainer_is_up(seed):
     assert asked.at_s >= 3.0
 
 
+@pytest.mark.extended
 def test_leaver_says_so_and_is_gone_a_moment_later(seed):
     world = traced(A, B, C, seed=seed, rounds=20)
     world.until_round(4, A, B, C)

@@ -21,9 +21,9 @@ CELLS, ROUNDS, SETTLED = 192, 12, 6
 LINE = Link(latency_s=(0.01, 0.03), bytes_per_s=300e3)
 
 
-def paced(seed: int, *, slow: Link = LINE) -> tuple[World, float]:
+def paced(seed: int, *, slow: Link = LINE, rounds: int = ROUNDS) -> tuple[World, float]:
     """A run in which one uplink differs; and how long a round takes once rates are known."""
-    manifest = toy_manifest(PEERS[0], rounds=ROUNDS, cells=CELLS)
+    manifest = toy_manifest(PEERS[0], rounds=rounds, cells=CELLS)
     timing = replace(manifest.timing, deadline_floor_s=3.0, deadline_cap_s=60.0, suspect_s=4.0)
     manifest = replace(manifest, timing=timing)
     world = World(manifest, seed=seed, link=LINE, settings=WorldSettings(linger_s=60.0))
@@ -33,7 +33,7 @@ def paced(seed: int, *, slow: Link = LINE) -> tuple[World, float]:
     for peer in PEERS[:-1]:
         world.set_link(SLOW, peer, slow)
     times = []
-    for index in range(SETTLED, ROUNDS + 1):
+    for index in range(SETTLED, rounds + 1):
         world.run(partial(_has_sealed, world, index), 200.0)
         times.append(world.now_s)
     return world, median(later - earlier for earlier, later in pairwise(times))
@@ -68,9 +68,10 @@ def test_uplink_ten_times_slower_sums_a_tenth_and_rounds_are_faster_for_it(seed)
     )
 
 
-def test_equal_lines_are_measured_and_share_equally_in_every_round(seed):
-    world, _ = paced(seed)
+@pytest.mark.parametrize("rounds", [SETTLED + 2, pytest.param(ROUNDS, marks=pytest.mark.extended)])
+def test_equal_lines_are_measured_and_share_equally_in_every_round(seed, rounds):
+    world, _ = paced(seed, rounds=rounds)
     chain = world.nodes[PEERS[0]].core.chain
     assert all(seat.rate for seat in chain[SETTLED].value.roster.seats)
-    for index in range(2, ROUNDS):
+    for index in range(2, rounds):
         assert set(_shares(world, index).values()) == {CELLS // 6}

@@ -39,7 +39,7 @@ def finish(world: WatchedWorld) -> None:
     world.finish()
 
 
-@pytest.mark.quick(2)
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("back_s", [0.0, 8.0])
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES)
 def test_node_killed_in_any_phase_comes_back_and_takes_part(phase, back_s, seed):
@@ -103,7 +103,7 @@ def test_nodes_killed_all_together_go_on_together(num_nodes, seed):
     finish(world)
 
 
-@pytest.mark.quick(1)
+@pytest.mark.extended
 @pytest.mark.parametrize("back_s", [0.0, 5.0])
 @pytest.mark.parametrize("name", ["COMMIT sent", "VOTE sent", "SEAL sent"])
 def test_node_whose_disk_is_lost_asks_keeps_silent_and_takes_part_again(name, back_s, seed):

@@ -64,6 +64,7 @@ def test_joiner_is_seated_by_a_founder_whose_rounds_are_shorter_than_its_way(see
     assert swarm.world.faults == []
 
 
+@pytest.mark.extended
 def test_joiner_whose_state_takes_a_hundred_such_rounds_fetches_it_once(seed):
     swarm = Swarm(seed, members=1, latency_s=0.02, rate=4000.0)
     swarm.world.join(JOINER)

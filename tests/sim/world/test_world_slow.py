@@ -1,11 +1,17 @@
 """Slow lines: every part and result goes over them about once, and nobody is left out for it."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
 
 from node.holdings.states import round_config
+from node.reporting.tracing import Adopted, Record
+from protocol.events import Working
+from protocol.frames import Phase
+from protocol.rounds.patience import CAP_ROUNDS, UNIT_LEAST
 from sim.world.links import Direction, Link
+from sim.world.nodes import Device
 from sim.world.world import World, WorldSettings
 from tests.node.builders import peers_named, toy_manifest
 
@@ -63,3 +69,57 @@ def test_every_part_and_result_is_sent_about_once_and_all_are_listed(seed, carri
     chain = world.nodes[PEERS[0]].core.chain
     assert [len(link.value.commits) for link in chain[FOUNDING + 1 :]] == [4] * (ROUNDS - FOUNDING)
     assert world.faults == []
+
+
+# A member that is a little later each round ------------------------------------------------------
+
+CALM_UNTIL, DAWDLED_FIVE, DAWDLED_LAST = 10, 15, 34
+
+
+def dawdled_rounds(trust: str, *, claims: bool) -> list[float]:
+    """How long each round of six takes, one of whom is ever later from round 10 on; `claims`: and
+    says all the while that its steps go on."""
+    peers = peers_named(6)
+    late = peers[2]
+    manifest = toy_manifest(peers[0], rounds=DAWDLED_LAST + 1, cells=8)
+    timing = replace(manifest.timing, deadline_floor_s=3.0, deadline_cap_s=20.0, suspect_s=4.0)
+    manifest = replace(manifest, trust=trust, timing=timing)
+    seated = peers if trust == "open" else ()
+    link = Link(latency_s=(0.001, 0.002), bytes_per_s=1e7)
+    world = World(manifest, seed=3, link=link, settings=WorldSettings(seated=seated))
+    config = replace(round_config(manifest), wait_seats=0 if seated else 5)
+    usual = Device(train_s=(0.4, 0.45))
+    for peer in peers:
+        world.join(peer, device=usual, config=config if peer == peers[0] else None)
+    ends_s: dict[int, float] = {}
+
+    def saw(record: Record) -> None:
+        if not isinstance(record, Adopted):
+            return
+        number = record.certificate.value.round
+        ends_s.setdefault(number, record.at_s)
+        if record.peer == late and number >= CALM_UNTIL:
+            by_s = min(17.0, 1.5 * 1.35 ** (number - CALM_UNTIL))
+            world.nodes[late].device = replace(usual, train_s=(0.4 + by_s, 0.4 + by_s))
+
+    world.tracers.append(saw)
+    if claims:
+        steps = itertools.count()
+        core = world.nodes[late].core
+        core.working = lambda: Working(
+            core.machine.view.index, Phase.TRAIN, next(steps), 9**9, None
+        )
+    others = [world.nodes[peer] for peer in peers if peer != late]
+    world.run(lambda: all(node.round >= DAWDLED_LAST for node in others), 400.0)
+    return [ends_s[number] - ends_s[number - 1] for number in range(2, DAWDLED_LAST + 1)]
+
+
+@pytest.mark.parametrize("claims", [False, True], ids=["is late", "says that it moves"])
+@pytest.mark.parametrize("trust", ["friends", "open"])
+def test_dawdler_costs_what_a_few_may_cost_and_then_a_third_of_a_round(trust, claims):
+    took_s = dawdled_rounds(trust, claims=claims)
+    calm_s = sorted(took_s[2 : CALM_UNTIL - 2])[3]
+    dawdled_s = took_s[CALM_UNTIL - 1 : DAWDLED_FIVE - 1]
+    assert max(dawdled_s) > 3 * calm_s, "it was waited for"
+    assert sum(dawdled_s) < 5 * calm_s + 2 * CAP_ROUNDS * UNIT_LEAST * 3.0
+    assert max(took_s[DAWDLED_FIVE - 1 :]) < 1.5 * calm_s

@@ -8,6 +8,7 @@ from tests.sim.worlds import world_of
 ALWAYS, NEVER = 0, 1 << 62
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("num_peers", [1, 5])
 def test_world_has_one_trace_however_large_a_state_is_taken_to_be(monkeypatch, num_peers, seed):
     traces, anchors, over = set(), [], []

@@ -52,6 +52,7 @@ def test_node_that_applies_its_own_update_seals_alone_and_has_to_resync(seed):
         assert len({node.anchors[index] for node in honest if index in node.anchors}) == 1
 
 
+@pytest.mark.extended
 def test_swarm_in_which_everybody_applies_its_own_update_seals_nothing(seed):
     world = world_of(5, seed=seed, rounds=10, kind=OwnUpdate)
     assert isinstance(world, OwnUpdate)

@@ -12,6 +12,7 @@ from protocol.segments import (
     TRACES_KEPT,
     SegmentPlace,
     SegmentState,
+    WorkKind,
     cells_of,
     kept_states,
     root_of,
@@ -23,7 +24,7 @@ from training.channel.exchange import TraceRoots
 SEGMENTS = MANIFEST.audits.segments
 ALL = replace(MANIFEST, audits=AuditSpec(rate=1.0))
 RARE = replace(MANIFEST, audits=AuditSpec(rate=0.25))
-"""A run in which all states are kept as they are made, and one in which some are not."""
+"""A run in which many states are kept as they are made, and one in which few are."""
 
 
 def place_of(round_index: int) -> SegmentPlace:
@@ -47,14 +48,14 @@ class Chain:
 def write(
     folder: TraceFolder, round_index: int, *, has_residual: bool = True, begins=None
 ) -> TraceRoots:
-    writer, place = folder.writer(place_of(round_index)), place_of(round_index)
-    states = [begins or state(100 * round_index)]
+    place, states = place_of(round_index), [begins or state(100 * round_index)]
+    writer = folder.writer(place, states[0].weights_N)
     writer.add(states[0])
     for segment in range(SEGMENTS):
         states.append(Chain().run(states[-1], replace(place, segment=segment)))
         writer.add(states[-1])
     residual_N = state(99).weights_N if has_residual else None
-    return writer.close(states[-1], residual_N)
+    return writer.close(residual_N)
 
 
 def end_of(round_index: int, begins=None) -> SegmentState:
@@ -86,9 +87,10 @@ def test_every_state_is_found_by_its_root_from_another_process(folder, tmp_path)
     for number, root in enumerate(roots.trace):
         cells = other.find(root)
         assert isinstance(cells, StoredCells)
-        assert cells.is_kept
-        assert tuple(cells) == found.cells(LAYOUT)
-        assert cells.roots == tuple(map(cell_root, cells))
+        assert cells.is_kept == (number in kept_states(ALL))
+        if cells.is_kept:
+            assert tuple(cells) == found.cells(LAYOUT)
+            assert cells.roots == tuple(map(cell_root, cells))
         found = Chain().run(found, replace(place_of(3), segment=number))
     residual = cells_of(LAYOUT, (state(99).weights_N,))
     assert tuple(other.find(root_of(residual))) == residual
@@ -96,8 +98,8 @@ def test_every_state_is_found_by_its_root_from_another_process(folder, tmp_path)
     first = other.first(3)
     assert first is not None
     assert first.cells(LAYOUT) == state(300).cells(LAYOUT)
-    assert roots.before == first.moments_root(LAYOUT)
-    assert roots.after == end_of(3).moments_root(LAYOUT)
+    assert roots.before == first.inner_root(LAYOUT)
+    assert roots.after == end_of(3).inner_root(LAYOUT)
     assert other.first(2) is None
     assert roots.before != EMPTY_ROOT
 
@@ -141,23 +143,81 @@ def test_rounds_that_nobody_asks_for_leave_their_anchor_alone(rare, tmp_path):
         begins = replace(state(1000 + index), moments=last.moments, steps=last.steps)
         numbers.append(bytes_in(traces))
         if index > 1:
-            rare.close(index - 1)
+            rare.close(index - 1, still_open=())
         if index > 2:
             assert rare.first(index - 2) is None, "its moments are gone"
         assert rare.anchor(index - 1) is not None or index == 1
     # Two rounds of which all is kept, with the moments between them once, and the residual that
     # is the same in all here; and six anchors.
     assert max(numbers) == pytest.approx(2 * (4 + 12 + 12) + 8 + 4 + 6 * 4, abs=0.1)
-    assert {path.suffix for path in traces.iterdir()} == {".trace", ".cells", ".closed"}
+    assert {path.suffix for path in traces.iterdir()} == {".trace", ".cells", ".open"}
     assert len(list(traces.glob("*.trace"))) == TRACES_KEPT
-    rare.close(999)
-    assert not rare.is_closed(999), "nothing of it is here"
+    rare.close(999, still_open=())
+    assert rare.still_open(999) is None, "nothing of it is here"
+
+
+def test_of_a_round_whose_beacon_drew_only_what_the_drawn_segments_begin_with_is_kept(
+    rare, tmp_path
+):
+    """States 0, 4 and 8 are kept as they are made; 6 is made again from 4."""
+    traces = tmp_path / "traces"
+    drawn = {3: (SEGMENTS,), 4: (6,), 5: (2, SEGMENTS), 6: ()}
+    roots = {index: write(rare, index, has_residual=index != 4) for index in (3, 4, 5, 6, 7)}
+    for index, segments in drawn.items():
+        rare.close(index, still_open=segments)
+    rare.writer(place_of(8), state(0).weights_N)
+
+    def kept(index: int) -> set[int]:
+        found = set()
+        for number, root in enumerate(roots[index].trace):
+            cells = rare.find(root)
+            assert isinstance(cells, StoredCells)
+            found |= {number} if cells.is_kept else set()
+        return found
+
+    assert {index: kept(index) for index in roots} == {
+        3: set(),
+        4: {4},
+        5: {0},
+        6: set(),
+        7: {0, 4, SEGMENTS},
+    }
+    # Of the last state the weights are there, which the encoding begins with; and the residual.
+    weights = WorkKind("weights").cells(LAYOUT)
+    for index in (3, 5):
+        last = rare.find(roots[index].trace[-1])
+        assert isinstance(last, StoredCells)
+        assert last.are_kept(weights)
+        assert not last.are_kept(range(len(last)))
+    runs = Chain()
+    assert reopen(roots[4].trace[6], rare, runs) == roots[4].trace[6]
+    assert [place.segment for place in runs.places] == [4, 5]
+    assert reopen(roots[6].trace[6], rare, runs) == b""
+    residual = root_of(cells_of(LAYOUT, (state(99).weights_N,)))
+    assert (traces / f"{residual.hex()}.cells").exists()
+    rare.close(5, still_open=(2,))
+    rare.close(3, still_open=())
+    rare.close(7, still_open=())
+    rare.writer(place_of(9), state(0).weights_N)
+    assert kept(5) == {0}
+    assert kept(7) == {0, 4, SEGMENTS}, "the newest comes back where no seal lists it"
+    assert all(rare.anchor(index) is not None for index in roots)
+
+
+def test_file_that_says_what_is_open_is_all_or_nothing(rare, tmp_path):
+    write(rare, 3)
+    rare.close(3, still_open=(2, 5))
+    assert rare.still_open(3) == {2, 5}
+    path = tmp_path / "traces" / "round-000003.open"
+    for garbage in (b"", b"\x93\x01", b"\xc0", bytes(9000)):
+        path.write_bytes(garbage)
+        assert rare.still_open(3) in (None, frozenset())
 
 
 def test_newest_round_is_kept_whole_though_it_is_closed(rare):
     write(rare, 1)
-    rare.close(1)
-    rare.writer(place_of(2)).drop()
+    rare.close(1, still_open=())
+    rare.writer(place_of(2), state(2).weights_N).drop()
     first = rare.first(1)
     assert first is not None
     assert first.cells(LAYOUT) == state(100).cells(LAYOUT)
@@ -208,13 +268,13 @@ def test_file_that_is_torn_or_of_another_run_is_none(folder, tmp_path):
 
 
 def test_round_that_was_not_ended_leaves_nothing(folder, tmp_path):
-    writer = folder.writer(place_of(4))
+    writer = folder.writer(place_of(4), state(1).weights_N)
     writer.add(state(1))
     kept = write(folder, 5)  # The process died meanwhile: the next one begins another round.
     names = sorted(path.name for path in (tmp_path / "traces").iterdir())
     assert [name for name in names if name.endswith(".trace")] == ["round-000005.trace"]
     lost = root_of(cells_of(LAYOUT, (state(1).weights_N,))).hex()
     assert f"{lost}.cells" not in names
-    folder.writer(place_of(6)).drop()
+    folder.writer(place_of(6), end_of(5).weights_N).drop()
     assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == names
     assert folder.find(kept.trace[0])

@@ -11,7 +11,8 @@ import pytest
 from protocol.errors import ManifestMismatch, RefusedError, TrainerError
 from tests.training.channel.test_frames import CLOCK, CONTRIBUTED, framed, read_all
 from tests.training.replicas import OUTER, small_manifest
-from training.channel.channel_file import AnchorPlaces
+from training.channel import channel_file
+from training.channel.channel_file import MEMORY_SHARE, AnchorPlaces
 from training.channel.exchange import Contribution
 from training.channel.frames import (
     TO_USER,
@@ -45,6 +46,26 @@ def test_both_ends_see_the_same_bytes(tmp_path):
         assert [theirs.read_anchor(f).tolist() for f in (0, 1)] == [a.tolist() for a in anchors]
         assert ours.read_payloads(0, (3, 0, 2)) == (b"abc", b"", b"de")
         assert ours.read_payloads(1, (3,)) == (b"fgh",)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files without a name")
+def test_file_in_memory_is_one_for_both_ends_and_refused_where_memory_is_short(monkeypatch):
+    ours = ChannelFile.create_in_memory(SPEC)
+    assert ours is not None
+    with ours, ChannelFile.open(ours.path, SPEC) as theirs:
+        status = ours.path.stat()
+        assert status.st_mode & 0o777 == 0o600
+        ours.write_payloads(0, [b"abc", b"de"])
+        assert theirs.read_payloads(0, [3, 2]) == (b"abc", b"de")
+    with pytest.raises(OSError, match="No such file"):
+        ours.reserve(0, 1)
+    needed = MEMORY_SHARE * SPEC.used_bytes
+    for free, is_made in ((needed, True), (needed - 1, False), (0, False)):
+        monkeypatch.setattr(channel_file, "free_memory_bytes", lambda free=free: free)
+        made = ChannelFile.create_in_memory(SPEC)
+        assert (made is not None) == is_made
+        if made is not None:
+            made.close()
 
 
 def test_an_anchor_once_read_stays_as_it_was(tmp_path):
@@ -401,3 +422,71 @@ def test_sending_to_a_network_process_that_is_gone_raises(channel):
             channel.exchange.send(Progress(step=1, loss=1.0))
     finally:
         channel.read_fd = os.open(os.devnull, os.O_RDONLY)
+
+
+class Spare:
+    """Notes what it is asked to do; there are as many pieces as it is told, and behind a piece that
+    leaves `says_at` it says what there is to say."""
+
+    def __init__(self, pieces, *, is_wanted=True, says_at=None, says=lambda: None):
+        self.pieces, self.is_wanted = pieces, is_wanted
+        self.says_at, self.says = says_at, says
+        self.done = []
+
+    def is_due(self):
+        self.done.append("asked")
+        return self.is_wanted
+
+    def begin(self):
+        self.done.append("begin")
+
+    def go_on(self):
+        self.pieces -= 1
+        self.done.append("piece")
+        if self.pieces == self.says_at:
+            self.says()
+        return self.pieces > 0
+
+    def end(self, *, is_alone, is_ahead):
+        assert is_ahead
+        self.done.append(f"end, alone {is_alone}")
+
+
+def test_spare_work_is_done_behind_the_hand_over_until_there_is_none(channel):
+    channel.open()
+    spare = Spare(3, says_at=0, says=lambda: channel.send(deliver(0)))
+    channel.exchange.spare = spare
+    ticket = channel.exchange.begin(1, contribution(1, b"abc"))
+    assert channel.receive().reads_on is False  # These anchors are copies.
+    assert spare.done == ["asked"]
+    ticket.result()
+    assert spare.done == ["asked", "begin", "piece", "piece", "piece", "end, alone True"]
+
+
+def test_spare_work_gives_way_to_an_outcome_that_is_here(channel):
+    channel.open()
+    outcome = replace(deliver(0), members=3)
+    spare = Spare(10**9, says_at=10**9 - 1, says=lambda: channel.send(outcome))
+    channel.exchange.spare = spare
+    ticket = channel.exchange.begin(1, contribution(1, b"abc"))
+    ticket.result()
+    assert spare.done[:3] == ["asked", "begin", "piece"]
+    assert spare.done[-1] == "end, alone False"
+
+
+def test_without_spare_work_a_wait_is_a_wait(channel):
+    channel.open()
+    spare = Spare(3, is_wanted=False)
+    channel.exchange.spare = spare
+    ticket = channel.exchange.begin(1, contribution(1, b"abc"))
+    channel.send(deliver(0))
+    ticket.result()
+    assert spare.done == ["asked"]
+
+
+def test_request_to_validate_is_for_the_anchor_that_it_came_with(channel):
+    channel.open(validate=True)
+    ticket = channel.exchange.begin(1, contribution(1, b"abc"))
+    channel.send(replace(deliver(0), clock=replace(CLOCK, round=CLOCK.round + 1)))
+    ticket.result()
+    assert channel.exchange.take_validation() is None

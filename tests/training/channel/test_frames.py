@@ -9,12 +9,13 @@ import pytest
 
 from protocol import limits
 from protocol.errors import TrainerError
-from training.channel.exchange import RunClock
+from training.channel.exchange import RunClock, TrainerTimes
 from training.channel.frames import (
     FROM_TRAINER,
     FROM_USER,
     TO_TRAINER,
     TO_USER,
+    AnchorRead,
     Attach,
     Audit,
     Audited,
@@ -61,12 +62,14 @@ FRAMES: list[Frame] = [
         before=bytes(32),
         residual_before=bytes(32),
         inherited=((bytes(32), b"\x01" * 32),),
+        since=6,
     ),
     Audited(number=3, found=b"\x02" * 32),
     Ready(threads=1, parameters=7344, device="cpu", precision="float32", micro_batch=4),
-    CONTRIBUTED,
+    dataclasses.replace(CONTRIBUTED, times=TrainerTimes(train_s=90.5), reads_on=True),
+    AnchorRead(),
     Progress(step=3, loss=5.5),
-    Validation(round=2, loss=4.5),
+    Validation(windows=16, of_windows=128, round=2, loss=4.5),
 ]
 
 

@@ -112,6 +112,7 @@ def test_an_optimizer_without_slots_has_none_in_its_checkpoint(tmp_path):
     assert load(path, slots=()).state.slots == ({}, {})
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FILES)
 def test_every_flipped_byte_is_found(tmp_path, name):
     path = save(tmp_path)
@@ -124,6 +125,7 @@ def test_every_flipped_byte_is_found(tmp_path, name):
             load(path)
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", FILES)
 def test_every_truncation_and_every_addition_is_found(tmp_path, name):
     path = save(tmp_path)
@@ -334,6 +336,7 @@ class Crash(BaseException):
     """The machine stops here."""
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("sealed_again", [False, True])
 def test_a_crash_between_any_two_changes_of_the_disk_leaves_a_whole_checkpoint(
     tmp_path, monkeypatch, sealed_again

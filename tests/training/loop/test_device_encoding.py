@@ -78,7 +78,7 @@ def test_nothing_of_a_tensor_passes_through_numpy_but_its_payload(
         assert sum(moved) == len(payload)
 
 
-@pytest.mark.quick(each="name")
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("name", [*EXACT, *SUMMED])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_all_of_an_encoder_is_done_on_a_device_that_is_not_the_hosts(

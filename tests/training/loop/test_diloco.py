@@ -142,7 +142,8 @@ def test_rounds_that_were_missed_drop_the_drift_of_their_fragments(
     inner = make_optimizer(model, manifest.inner)
     anchors = [np.array(x_N) for x_N in session.swarm.anchors]
     clock = RunClock(round=1, step=2, tokens=64)
-    given = Outcome(listed=True, anchor_N=anchors[0], clock=clock, lease=((0, 1),))
+    lease = ((0, manifest.inner.inner_steps * manifest.inner.batch),)
+    given = Outcome(listed=True, anchor_N=anchors[0], clock=clock, lease=lease)
     answer = _Answer(session, given)
     diloco = DiLoCo(model, inner, exchange=answer)
     windows = random_windows(seed, steps=4)

@@ -36,6 +36,7 @@ def run_swarm(swarm: Swarm, seed: int) -> list[Weights]:
     return anchors
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("name", ["nesterov", "heavy_ball", "sgd"])
 def test_anchors_of_a_run_are_torch_sgd_over_the_means_of_what_was_sent(
     name: str, seed: int
@@ -163,9 +164,13 @@ def test_paced_round_has_the_steps_of_its_lease_and_the_rate_of_the_whole_round(
     assert rates[0] == whole[::5]
 
 
-def test_round_that_is_not_paced_has_all_its_steps_whatever_the_lease(seed: int) -> None:
+@pytest.mark.parametrize("equal_steps", [True, False])
+def test_round_of_equal_steps_has_all_of_them_whatever_the_lease(
+    seed: int, equal_steps: bool
+) -> None:
     manifest = small_manifest()
+    manifest = replace(manifest, inner=replace(manifest.inner, equal_steps=equal_steps))
     (session, *_) = Short(manifest, REPLICAS).sessions()
     model = build_model(manifest)
     diloco = DiLoCo(model, make_optimizer(model, manifest.inner), exchange=session)
-    assert diloco.steps == manifest.inner.inner_steps
+    assert diloco.steps == (manifest.inner.inner_steps if equal_steps else 2)

@@ -12,11 +12,14 @@ from protocol.grid import EMPTY_ROOT
 from protocol.manifest import AuditSpec, RunManifest
 from protocol.segments import (
     SegmentPlace,
+    SegmentState,
+    WorkKind,
     encoded_end,
     root_of,
     state_bytes,
     state_of,
     steps_of_segment,
+    trained_end,
 )
 from tests.training.replicas import INNER, OUTER, small_manifest
 from tests.training.solo import MOMENTS_TO_DIE, Solo
@@ -26,19 +29,27 @@ from training.channel.frames import Audit, Reopen
 from training.device.inner import make_optimizer
 from training.loop.traced_inner import TorchSegments
 from training.models.building import build_model
+from training.models.genesis import shard_spec
 
 ROUNDS, STEPS, SEGMENTS = 4, 5, 3
+LONG = 7
+"""Rounds of several fragments: each is synced twice and more."""
 RATE = 0.1
 """So low that states between the first and the last are made again when they are asked for."""
 
 NOTHING = (EMPTY_ROOT, EMPTY_ROOT)
 
 
-def manifest_of(codec: str = "fp16", sam_radius: float = 0.0) -> RunManifest:
+def manifest_of(
+    codec: str = "fp16", sam_radius: float = 0.0, fragments: int = 1, optimizer: str = "adamw"
+) -> RunManifest:
     inner = replace(INNER, inner_steps=STEPS, learning_rate=0.02, sam_radius=sam_radius)
+    inner = replace(inner, optimizer=optimizer)
     manifest = small_manifest(inner=inner, outer=replace(OUTER, codec=codec))
     audits = AuditSpec(rate=RATE, segments=SEGMENTS)
-    return replace(manifest, rounds=ROUNDS, trust="open", survive="quorum", audits=audits)
+    shards = (shard_spec(manifest.model, fragments=fragments),)
+    open_run = replace(manifest, trust="open", survive="quorum", audits=audits)
+    return replace(open_run, shards=shards, rounds=ROUNDS if fragments == 1 else LONG)
 
 
 class Trial:
@@ -49,7 +60,8 @@ class Trial:
         self.solo = Solo(manifest, folder, seed, unlisted, deaths or {})
         self.solo.train()
         self.num_reopened = 0
-        self.listed = [index for index in range(ROUNDS) if index not in unlisted]
+        self.rounds = range(manifest.rounds)
+        self.listed = [index for index in self.rounds if index not in unlisted]
 
     @property
     def layout(self):
@@ -65,11 +77,20 @@ class Trial:
 
     def inherited(self, index: int):
         """As the seals tell it: what the last listed one left, or nothing."""
-        before = [one for one in self.listed if one < index]
-        if not before:
+        last, fragment = self.since(index), self.layout.fragment_of(index)
+        if last >= index or last not in self.listed:
             return (NOTHING,)
-        last = before[-1]
-        return ((self.traced(last).after, self.sent(last).residual_after), NOTHING)
+        residual = EMPTY_ROOT
+        for one in self.listed:
+            if one < index and self.traced(one).before == EMPTY_ROOT:
+                residual = EMPTY_ROOT  # It began anew: of all fragments.
+            if one < index and self.layout.fragment_of(one) == fragment:
+                residual = self.sent(one).residual_after
+        return ((self.traced(last).after, residual), NOTHING)
+
+    def since(self, index: int) -> int:
+        """The last listed round before that one."""
+        return max((one for one in self.listed if one < index), default=0)
 
     def work(self, index: int, segment: int) -> bytes:
         """All that an auditor is sent."""
@@ -80,28 +101,40 @@ class Trial:
         if not held.is_kept:
             self.num_reopened += 1
             assert reopen(root, traces, self.runs) == root
-        found = b"".join(held)
-        if segment == SEGMENTS and sent.residual_before != EMPTY_ROOT:
+        if segment < SEGMENTS:
+            return b"".join(held)
+        of_fragment = WorkKind("weights", self.layout.fragment_of(index))
+        found = b"".join(held[cell] for cell in of_fragment.cells(self.layout))
+        if sent.residual_before != EMPTY_ROOT:
             found += b"".join(traces.find(sent.residual_before))
+        return found
+
+    def ended(self, index: int) -> SegmentState:
+        """The last state of a round."""
+        found = self.solo.traces.last(index)
+        assert found is not None
         return found
 
     def task(self, index: int, segment: int) -> AuditTask:
         place = SegmentPlace(
-            round=index, step=index * STEPS, segment=segment, lease=((index, index + 1),)
+            round=index, step=index * STEPS, segment=segment, lease=self.solo.lease_of(index)
         )
         return AuditTask(
             place=place,
             before=self.traced(index).before,
             residual_before=self.sent(index).residual_before,
             inherited=self.inherited(index),
+            since=self.since(index),
         )
 
     def end(self, index: int, segment: int) -> bytes:
         """What its COMMIT says."""
         sent, traced = self.sent(index), self.traced(index)
-        if segment < SEGMENTS:
+        if segment + 1 < SEGMENTS:
             return traced.trace[segment + 1]
-        return encoded_end(root_of(sent.payloads), sent.residual_after, traced.after)
+        if segment + 1 == SEGMENTS:
+            return trained_end(traced.trace[-1], traced.after)
+        return encoded_end(root_of(sent.payloads), sent.residual_after)
 
     @property
     def runs(self) -> TorchSegments:
@@ -120,17 +153,27 @@ class Trial:
         return rerun(manifest, task, work, self.solo.traces.anchor(index), self.runs)
 
 
-@pytest.mark.parametrize("method", [{"codec": "none"}, {"codec": "fp16"}, {"sam_radius": 0.05}])
+METHODS = (
+    {"codec": "none"},
+    {"codec": "fp16"},
+    {"sam_radius": 0.05},
+    {"fragments": 3},
+    {"fragments": 2, "codec": "none", "optimizer": "sgd"},
+)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_segment_of_every_round_comes_to_the_same_end_again(tmp_path, seed, method):
     trial = Trial(tmp_path, seed, unlisted=frozenset({1}), **method)
     ends = set()
-    for index in range(ROUNDS):
+    for index in trial.rounds:
         for segment in range(SEGMENTS + 1):
             assert trial.again(index, segment) == trial.end(index, segment), (index, segment)
             ends.add(trial.end(index, segment))
-    assert len(ends) == ROUNDS * (SEGMENTS + 1)
+    assert len(ends) == len(trial.rounds) * (SEGMENTS + 1)
     # Two of four states of a round are made again, and are there from then on.
-    assert trial.num_reopened == ROUNDS * 2
+    assert trial.num_reopened == len(trial.rounds) * 2
 
 
 def test_frames_of_the_network_process_are_answered_as_what_they_ask_for(tmp_path, seed):
@@ -148,6 +191,7 @@ def test_frames_of_the_network_process_are_answered_as_what_they_ask_for(tmp_pat
             before=task.before,
             residual_before=task.residual_before,
             inherited=task.inherited,
+            since=task.since,
         )
         (tmp_path / "work").write_bytes(trial.work(2, segment))
         assert run_audit(manifest, frame, traces, trial.runs) == trial.end(2, segment)
@@ -166,17 +210,19 @@ def test_segments_are_all_steps_once_and_moments_count_them(tmp_path, seed):
     for index in range(ROUNDS):
         counts = [
             state_of(trial.layout, trial.work(index, segment)[: state_bytes(trial.layout)]).steps
-            for segment in range(SEGMENTS + 1)
-        ]
+            for segment in range(SEGMENTS)
+        ] + [trial.ended(index).steps]
         assert counts == [index * STEPS + step for step in (0, 1, 3, 5)]
 
 
 @pytest.mark.quick(3)
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
 @pytest.mark.parametrize("listed", [True, False])
-def test_chain_has_no_gap_wherever_a_trainer_dies(tmp_path, seed, moment, listed):
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_chain_has_no_gap_wherever_a_trainer_dies(tmp_path, seed, moment, listed, fragments):
     unlisted = frozenset() if listed and moment != "forgotten" else frozenset({1})
-    trial = Trial(tmp_path, seed, unlisted=unlisted, deaths={1: moment, 2: moment})
+    deaths = {1: moment, 2: moment}
+    trial = Trial(tmp_path, seed, unlisted=unlisted, deaths=deaths, fragments=fragments)
     if moment == "forgotten":
         trial.listed.remove(2)
     assert trial.solo.starts == 3
@@ -188,16 +234,17 @@ def test_chain_has_no_gap_wherever_a_trainer_dies(tmp_path, seed, moment, listed
         assert trial.again(index, SEGMENTS) == trial.end(index, SEGMENTS)
 
 
-def test_chain_has_no_gap_where_the_disk_has_lost_traces_or_states(tmp_path, seed):
-    generator = random.Random(seed)
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_chain_has_no_gap_where_the_disk_has_lost_traces_or_states(tmp_path, seed, fragments):
+    generator, manifest = random.Random(seed), manifest_of(fragments=fragments)
     for number in range(4):
-        folder = tmp_path / str(number)
-        unlisted = frozenset({generator.randrange(1, ROUNDS)})
-        deaths = {index: generator.choice(("saving", "sealed", "training")) for index in (1, 2, 3)}
-        solo = Solo(manifest_of(), folder, seed, unlisted, deaths)
+        folder, rounds = tmp_path / str(number), range(1, manifest.rounds)
+        unlisted = frozenset({generator.choice(rounds)})
+        deaths = {index: generator.choice(("saving", "sealed", "training")) for index in rounds}
+        solo = Solo(manifest, folder, seed, unlisted, deaths)
         trial = Trial.__new__(Trial)
-        trial.solo = solo
-        trial.listed = [index for index in range(ROUNDS) if index not in unlisted]
+        trial.solo, trial.num_reopened = solo, 0
+        trial.listed = [index for index in range(manifest.rounds) if index not in unlisted]
         live = solo.live
 
         def with_loss(live=live, folder=folder):
@@ -212,6 +259,43 @@ def test_chain_has_no_gap_where_the_disk_has_lost_traces_or_states(tmp_path, see
         for index in solo.sent:
             pair = (trial.traced(index).before, trial.sent(index).residual_before)
             assert pair in trial.inherited(index), (deaths, unlisted, index)
+            if traces_of(solo, index):
+                assert trial.again(index, 0) == trial.end(index, 0), (deaths, unlisted, index)
+
+
+def traces_of(solo: Solo, index: int) -> bool:
+    """Whether what that round began with was not lost."""
+    return solo.traces.first(index) is not None and solo.traces.anchor(index) is not None
+
+
+def test_weights_of_fragments_that_a_round_does_not_sync_are_bound_to_what_was_left(tmp_path, seed):
+    trial = Trial(tmp_path, seed, unlisted=frozenset({4}), fragments=3)
+    layout, index = trial.layout, 5
+    work, anchor_N = trial.work(index, 0), trial.solo.traces.anchor(index)
+    assert anchor_N is not None
+    state = state_of(layout, work)
+    equal = [
+        bool(np.array_equal(state.weights_N[span], anchor_N[span]))
+        for span in map(layout.fragment_span, range(3))
+    ]
+    # Rounds 3 and 4 were about fragments 0 and 1; the third goes on as round 3 left it.
+    assert equal == [True, True, False]
+
+    def begun_with(fragment: int, weights_N) -> bytes:
+        bent_N = state.weights_N.copy()
+        bent_N[layout.fragment_span(fragment)] = weights_N
+        bent = replace(state, weights_N=bent_N)
+        return trial.again(index, 0, work=b"".join(bent.cells(layout)))
+
+    for fragment in range(3):
+        span = layout.fragment_span(fragment)
+        assert begun_with(fragment, state.weights_N[span] + np.float32(1e-3)) == NO_START
+    assert begun_with(2, anchor_N[layout.fragment_span(2)]) not in (NO_START, b"")
+    # What was left is none of one's own choice, and no excuse for an anchor that was passed over.
+    left = (*state.left[:2], bytes(32))
+    other = replace(state, left=left)
+    assert trial.again(index, 0, work=b"".join(other.cells(layout))) == NO_START
+    assert begun_with(0, trial.ended(3).weights_N[layout.fragment_span(0)]) == NO_START
 
 
 def test_whatever_is_made_up_comes_to_another_end(tmp_path, seed):
@@ -265,7 +349,7 @@ def test_who_begins_with_what_it_cannot_have_had_is_found_out(tmp_path, seed):
     moments = replace(state, moments=(state.moments[0] * 2, state.moments[1]))
     assert trial.again(2, 0, work=b"".join(moments.cells(trial.layout))) == NO_START
     # Both roots fit each other, and not what its last listed COMMIT left.
-    other = moments.moments_root(trial.layout)
+    other = moments.inner_root(trial.layout)
     assert trial.again(2, 0, work=b"".join(moments.cells(trial.layout)), before=other) == NO_START
     assert trial.again(2, SEGMENTS, before=other) == NO_START
     for segment in (0, SEGMENTS):

@@ -1,6 +1,8 @@
 """The trainer's loop over a channel whose other end has said everything beforehand."""
 
 import os
+import time
+from dataclasses import astuple, replace
 from typing import cast
 
 import numpy as np
@@ -11,9 +13,10 @@ from protocol.errors import ConfigError, StateError, TrainerError
 from protocol.grid import EMPTY_ROOT
 from tests.training.disk_run import write_run
 from tests.training.replicas import INNER
-from training.channel.exchange import RunClock, RunStart
+from training.channel.exchange import RunClock, RunStart, TrainerTimes
 from training.channel.frames import (
     FROM_TRAINER,
+    AnchorRead,
     Contributed,
     Deliver,
     FrameReader,
@@ -26,13 +29,8 @@ from training.channel.frames import (
 )
 from training.channel.trainer_end import ChannelExchange, ChannelFile, ControlPipe, channel_spec
 from training.data.corpus import open_corpus
-from training.loop.trainer_loop import (
-    VALIDATION_WINDOWS,
-    TrainerOptions,
-    _run_start,
-    anchor_loss,
-    train,
-)
+from training.loop.idle_validation import VALIDATION_WINDOWS, anchor_loss
+from training.loop.trainer_loop import TrainerOptions, _run_start, train
 from training.models.building import build_model, read_fragment
 from training.models.genesis import genesis_weights
 
@@ -131,13 +129,57 @@ def test_a_lease_in_pieces_is_the_same_as_one_of_the_same_samples(told, tmp_path
     assert [p.loss for p in told.of(Progress)] == [p.loss for p in other.of(Progress)]
 
 
-def test_validation_is_of_the_anchor_when_asked_and_says_of_which_round(told):
+def test_last_anchor_is_measured_over_all_windows_when_nothing_is_to_be_trained(told):
+    """Without a share of the time no other is."""
     told.train(start(validate=True), deliver(0, ((0, SAMPLES),)), deliver(1, (), validate=True))
 
     held_out = open_corpus(told.run.corpus).held_out_windows(VALIDATION_WINDOWS, 8)
-    shard = told.run.shards[0]
-    loss = anchor_loss(build_model(told.run), shard, [told.anchor], held_out)
-    assert told.of(Validation) == [Validation(round=0, loss=loss), Validation(round=2, loss=loss)]
+    loss = anchor_loss(build_model(told.run), told.run.shards[0], [told.anchor], held_out)
+    count = len(held_out)
+    assert told.of(Validation) == [
+        Validation(round=2, loss=loss, windows=count, of_windows=count),
+    ]
+    assert type(told.frames[-1]) is Validation
+
+
+def test_no_round_is_measured_before_its_contribution_and_training_has_the_same_bits(
+    told, tmp_path
+):
+    """An anchor is measured in the wait behind the hand-over."""
+    (tmp_path / "other").mkdir()
+    other = Told(tmp_path / "other")
+    told.options = replace(told.options, validation_share=1.0)
+    frames = (
+        start(validate=True),
+        deliver(0, ((50, 50 + SAMPLES),), validate=True),
+        deliver(1, (), validate=True),
+    )
+    told.train(*frames)
+    other.train(*frames)
+
+    kinds = [type(frame) for frame in told.frames if not isinstance(frame, Progress)]
+    assert kinds[:3] == [Ready, Contributed, AnchorRead]
+    assert kinds.index(Validation) > kinds.index(AnchorRead)
+    last = told.of(Validation)[-1]
+    assert (last.round, last.windows) == (2, last.of_windows)
+    assert told.of(Contributed)[-1].times.validate_s > 0.0
+    assert [p.loss for p in told.of(Progress)] == [p.loss for p in other.of(Progress)]
+    assert payloads_of(told, told.of(Contributed)[-1]) == payloads_of(
+        other, other.of(Contributed)[-1]
+    )
+
+
+def test_contribution_says_where_its_time_went_and_nothing_is_left_out(told, tmp_path):
+    told.options = replace(told.options, inner_folder=tmp_path / "inner")
+    began_s = time.monotonic()
+    told.train(start(), deliver(0, ((50, 50 + SAMPLES),)), deliver(1, ()))
+    took_s = time.monotonic() - began_s
+
+    first, second = (c.times for c in told.of(Contributed))
+    for times in (first, second):
+        assert min(times.train_s, times.encode_s, times.save_s, times.take_s) > 0.0
+    assert second.wait_s > 0.0
+    assert sum(astuple(first)) + sum(astuple(second)) <= took_s
 
 
 def test_measuring_an_anchor_leaves_the_working_weights(told):
@@ -150,6 +192,7 @@ def test_measuring_an_anchor_leaves_the_working_weights(told):
 
 
 def test_a_lease_that_is_too_short_is_refused(told):
+    told.run = replace(told.run, inner=replace(told.run.inner, equal_steps=True))
     with pytest.raises(TrainerError, match=f"{SAMPLES} are needed"):
         told.train(start(((0, SAMPLES - 1),)))
 
@@ -187,7 +230,13 @@ def lives(tmp_path):
 def died_waiting(told, *frames):
     with pytest.raises(TrainerError, match="gone"):
         told.train(*frames)
-    return told.of(Contributed)[-1], payloads_of(told, told.of(Contributed)[-1])
+    contributed = told.of(Contributed)[-1]
+    return untimed(contributed), payloads_of(told, contributed)
+
+
+def untimed(contributed):
+    """What is the same however long it took."""
+    return replace(contributed, times=TrainerTimes())
 
 
 def payloads_of(told, contributed):
@@ -198,12 +247,11 @@ def payloads_of(told, contributed):
 def test_a_trainer_that_starts_anew_in_its_round_sends_the_same_without_training(lives):
     before = died_waiting(lives(), start())
     again = lives()
-    again.train(start(validate=True), deliver(0, ()))
+    again.train(start(), deliver(0, ()))
 
-    # The anchor that it starts from is measured although another follows at once.
-    assert [type(frame) for frame in again.frames] == [Ready, Validation, Contributed]
+    assert [type(frame) for frame in again.frames] == [Ready, Contributed]
     (contributed,) = again.of(Contributed)
-    assert (contributed, payloads_of(again, contributed)) == before
+    assert (untimed(contributed), payloads_of(again, contributed)) == before
 
 
 def test_a_trainer_that_was_resumed_goes_on_training(lives):
@@ -237,3 +285,21 @@ def test_a_trainer_without_a_folder_keeps_nothing(told, tmp_path):
     told.train(start(), deliver(0, ()))
 
     assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_payloads_are_encoded_to_where_the_network_process_reads_them(told, monkeypatch) -> None:
+    copied = []
+
+    def write(channel, place, payloads):
+        start = channel.payload_memory(place).ctypes.data
+        for payload in payloads:
+            found = np.frombuffer(payload, np.uint8).ctypes.data
+            copied.append(found != start)
+            start += len(payload)
+        return whole(channel, place, payloads)
+
+    whole = ChannelFile.write_payloads
+    monkeypatch.setattr(ChannelFile, "write_payloads", write)
+    told.train(start(), deliver(0, ((50, 50 + SAMPLES),)), deliver(1, ()))
+    assert copied
+    assert not any(copied)

@@ -135,6 +135,7 @@ def test_what_nobody_drew_has_no_result(seed: int) -> None:
     assert np.array_equal(results.decode(results.encode(sum_N), 4000), sum_N)
 
 
+@pytest.mark.quick(3)
 @pytest.mark.parametrize("listed", [True, False])
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
 def test_a_restart_keeps_a_replicas_own_weights_to_the_bit(

@@ -85,6 +85,7 @@ def test_run_that_goes_on_with_a_delay_equals_its_reference(seed: int) -> None:
     assert max(np.abs(a - b).max() for a, b in zip(found, expected, strict=True)) <= 2e-6
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("then", ["one_step_delay", "eager", "fedavg"])
 def test_rounds_before_the_later_method_are_the_first_one_s_to_the_bit(
     seed: int, then: str
@@ -107,7 +108,7 @@ def test_fragments_are_synced_at_once_and_then_in_flight(seed: int) -> None:
     assert both[-1] != alone[-1]
 
 
-@pytest.mark.quick(each="moment")
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("is_early", [False, True])
 @pytest.mark.parametrize("moment", MOMENTS_TO_DIE)
 @pytest.mark.parametrize("dies_in", [1, FROM - 1, FROM, FROM + 1])

@@ -49,6 +49,7 @@ def test_squares_are_the_diagonal_to_the_bit(seed: int) -> None:
     assert squares_P.tobytes() == np.diagonal(gram.cell_gram(rows_PN)).tobytes()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("rows", [2, 3, 4, 7, 16, 33, 64])
 def test_tiles_give_the_same_bits_as_whole_blocks(seed: int, rows: int) -> None:
     block = gram._BLOCK_ELEMENTS // rows

@@ -1,11 +1,13 @@
 """Vectors whose memory is used again, but never while anybody can still read it."""
 
 import gc
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from training.numeric.spare_vectors import SpareVectors, Vector
+from training.numeric.spare_vectors import SpareVectors, Vector, untouched_zeros
 
 NUMEL = 1000
 
@@ -62,3 +64,21 @@ def test_no_two_of_those_that_are_held_share_memory_and_few_spare_ones_stay(seed
     held.clear()
     gc.collect()
     assert len(spare._spare) == 2
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux")
+def test_zeros_take_no_memory_before_they_are_written_whatever_the_heap_has_free():
+    def anonymous_bytes():
+        for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+            if line.startswith("Anonymous:"):
+                return 1024 * int(line.split()[1])
+        raise AssertionError("no such line")
+
+    numel = 1 << 24
+    before = anonymous_bytes()
+    zeros_N = untouched_zeros(numel)
+    assert not zeros_N.any()
+    assert anonymous_bytes() - before < numel
+    zeros_N[:] = 1.0
+    assert anonymous_bytes() - before > 3 * numel
+    assert len(untouched_zeros(0)) == 0

@@ -1,0 +1,362 @@
+"""Whom a round waits for beyond its deadline, and for how long ("What a round waits for").
+
+Everybody says with its heartbeat how far it is (`Progress`). While members that the round still
+needs move on, its clock stands still: steps and bytes take as long as they take, and a deadline
+says how long nothing at all may happen. What is believed is movement: an end that was announced
+excuses nobody whose work does not grow, and nobody moves its end by more than half.
+
+Nobody may keep the others waiting for ever by moving slowly. Of the members a quarter, or as many
+as may lie, can be late without a say in what is late: the others set the time in which a round is
+done. Beyond a third more of it waiting is charged to whom it is for, and each has four such rounds
+to spend in an era of 256. Who has spent them is waited for no longer than everybody: until a third
+more of that time is over. Pure.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+from protocol import limits
+from protocol.events import Working
+from protocol.frames import Phase, Progress
+from protocol.identity import PeerId
+from protocol.messages import Kind
+from protocol.rounds.proposal import awaited_haves, lacking_senders
+from protocol.rounds.reducers import liars
+from protocol.rounds.round_view import RoundView
+
+END_SLACK = 1.5
+"""A phase may take so many times what was announced when it began."""
+
+STALL_UNITS = 2.0
+"""A step or a cell may take so many times as long as the ones before it, or as announced."""
+
+STALL_BEATS = 4.0
+"""So many heartbeats pass at least before work that does not grow has stopped."""
+
+LATE_SHARE = 0.33
+"""By so much more time than all but a quarter need a member may be late at nobody's cost."""
+
+CAP_ROUNDS = 4.0
+"""For so many times what all but a quarter need a member is waited for beyond that, in an era."""
+
+PATIENCE_ROUNDS = 256
+"""An era: so many rounds give back what a member has spent."""
+
+UNIT_LEAST = 0.25
+"""Of the least deadline: what a round counts as at least where patience is counted."""
+
+ROUNDS_BEHIND_MAX = 2
+"""Whoever is on its way to the round under way may be so many rounds behind."""
+
+PIECES_PER_CELL = 256
+"""As so many pieces a cell is counted that is on its way; a piece comes four times a second."""
+
+KEPT_MAX = 4 * limits.SEATS_MAX
+"""Courses, and members that were waited for; so many rounds may be under way at most."""
+
+
+class Stage(IntEnum):
+    """What an attempt waits for."""
+
+    PARTS = 1
+    HAVES = 2
+    RESULTS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Movement:
+    """When work that somebody waits for moved last, and until when that counts."""
+
+    at_s: float
+    stops_s: float
+
+
+@dataclass(slots=True)
+class _Course:
+    """What one peer does for a round, by its own words: when its work grew last, how long it may
+    stand still, and when its phase is over at the latest."""
+
+    said: Progress
+    grown_s: float
+    stall_s: float
+    until_s: float
+
+    @property
+    def stops_s(self) -> float:
+        """When it is worth nothing any more if the work does not grow."""
+        return min(self.grown_s + self.stall_s, self.until_s)
+
+
+class Patience:
+    """What one node knows of the progress of others, and how long it has waited for each.
+
+    Written by the machine of its rounds alone.
+    """
+
+    def __init__(self, *, heartbeat_s: float, floor_s: float) -> None:
+        self._least_s = STALL_BEATS * heartbeat_s
+        self._unit_least_s = UNIT_LEAST * floor_s
+        self._courses: dict[tuple[PeerId, int], _Course] = {}
+        """By peer and round."""
+        self._spent: dict[PeerId, float] = {}
+        """By member, in rounds: what was waited for it lately."""
+        self._over: set[PeerId] = set()
+        """Who has spent all, and waits for it to come back."""
+        self._fetch: tuple[tuple[int, int], float, int] = ((-1, 0), 0.0, 0)
+        """For which round this node fetches what, since when, and how many cells it had then."""
+
+    # Progress -----------------------------------------------------------------------------------
+
+    def told(self, peer: PeerId, said: Progress, now_s: float) -> None:
+        """A member says how far it is with a round under way. What goes back is not heard."""
+        course = self._courses.get((peer, said.round))
+        if course is None or said.phase > course.said.phase:
+            fresh = _Course(said, now_s, self._stall_s(said), self._until_s(said, now_s))
+            limits.keep_newest(self._courses, (peer, said.round), fresh, KEPT_MAX)
+            return
+        if said.phase < course.said.phase or said.done <= course.said.done:
+            return
+        course.stall_s = max(course.stall_s, STALL_UNITS * (now_s - course.grown_s))
+        if course.until_s == math.inf:
+            course.until_s = self._until_s(said, now_s)
+            course.stall_s = max(course.stall_s, self._stall_s(said))
+        course.said, course.grown_s = said, now_s
+
+    def movement(self, peer: PeerId, round_index: int, now_s: float) -> Movement | None:
+        """How its work for that round moves, or what it does to come to that round; None if it is
+        not on its way."""
+        found = None
+        for index in range(round_index - ROUNDS_BEHIND_MAX, round_index + 1):
+            course = self._courses.get((peer, index))
+            if course is not None and now_s < course.stops_s:
+                found = Movement(course.grown_s, course.stops_s)
+        return found
+
+    def own(self, view: RoundView, work: Working | None, now_s: float) -> tuple[Progress, ...]:
+        """How far this node is, for its heartbeat: with training, else with what it gathers."""
+        told = None if work is None else _as_told(view, work)
+        gathered = self._gathered(view, now_s) or self._fetched(view, now_s)
+        said = tuple(one for one in (told, gathered) if one is not None)
+        for one in said:
+            self.told(view.me, one, now_s)
+        return said
+
+    def _gathered(self, view: RoundView, now_s: float) -> Progress | None:
+        """How many cells are here of those that the own HAVE waits for."""
+        if not view.own.commit or view.me in view.ballots.of(Kind.HAVE, view.attempt):
+            return None
+        gathering, done, total = view.gathering(), 0, 0
+        for piece in gathering.first_kept:
+            for sender, digest, _ in view.commits():
+                if sender in view.peers.expected and gathering.holds(piece, sender):
+                    total += piece.stop - piece.first
+                    done += piece.stop - piece.first - len(view.cells.missing_parts(digest, piece))
+        if done == total:
+            return None  # It waits for others as well, and has nothing to say of itself.
+        return self._paced(view, Phase.FETCH, done, total, now_s)
+
+    def _fetched(self, view: RoundView, now_s: float) -> Progress | None:
+        """How many cells are here of a result that is certified or sealed."""
+        total = view.cells.num_cells
+        for digest, held in view.cells.results.items():
+            if 0 < len(held) < total and view.is_named(digest):
+                return self._paced(view, Phase.RESULT, len(held), total, now_s)
+        return None
+
+    def _paced(
+        self, view: RoundView, phase: Phase, done: int, total: int, now_s: float
+    ) -> Progress:
+        """With the end that follows from how fast it went until now. A cell takes long on a slow
+        line, so what came of the next one counts too."""
+        if done < total:
+            done = done * PIECES_PER_CELL + min(view.cells.moves, PIECES_PER_CELL - 1)
+            total *= PIECES_PER_CELL
+        if self._fetch[0] != (view.index, phase):
+            self._fetch = ((view.index, phase), now_s, done)
+        _, since_s, at_first = self._fetch
+        rest_s = (now_s - since_s) * (total - done) / (done - at_first) if done > at_first else 0
+        return _progress(view, phase, done, total, rest_s)
+
+    def _stall_s(self, said: Progress) -> float:
+        unit_s = said.end_s / max(1, said.total - said.done)
+        return max(self._least_s, STALL_UNITS * unit_s)
+
+    def _until_s(self, said: Progress, now_s: float) -> float:
+        if not said.end_s:
+            return math.inf
+        return now_s + END_SLACK * said.end_s + self._least_s
+
+    # Waiting ------------------------------------------------------------------------------------
+
+    def sealed(self, members: Collection[PeerId]) -> None:
+        """A round is final: a little of what each has spent comes back. Whoever has spent all of it
+        has to wait for all of it."""
+        back = CAP_ROUNDS / PATIENCE_ROUNDS
+        spent = {peer: rounds - back for peer, rounds in self._spent.items() if rounds > back}
+        if len(spent) > KEPT_MAX:
+            spent = {peer: rounds for peer, rounds in spent.items() if peer in members}
+        self._spent = spent
+        self._over.intersection_update(spent)
+
+    def wait(self, view: RoundView, *, now_s: float, deadline_s: float) -> None:
+        """Say in the view whether its clock stands still, and for whom it waits no longer."""
+        waits, few = view.waits, view.roles.few
+        if view.times.opened_s is None:
+            return
+        stage, late = self._late(view, now_s, deadline_s / 2)
+        moving = {peer: movement for peer, movement in late.items() if movement is not None}
+        if len(moving) <= few:
+            until_s = max(view.times.opened_s, waits.moved_s) + deadline_s
+            if len(late) <= few:
+                waits.done_s.setdefault(stage, _last_came_s(view, stage, now_s))
+            elif now_s >= until_s:
+                waits.done_s.setdefault(stage, now_s)
+        ends_s = self._charge(view, late, stage, now_s=now_s, most_s=deadline_s)
+        is_held = len(moving) > few or any(now_s < ends_s[peer] for peer in moving)
+        held_for = frozenset((peer, peer in view.ballots.commits) for peer in moving if is_held)
+        lateness = {(peer, peer in view.ballots.commits) for peer in late}
+        if waits.is_held and not waits.held_for <= lateness:
+            waits.moved_s = now_s  # What somebody came to has to be heard of by all.
+        elif waits.is_held and not is_held:
+            # What is due now is late for others only in a while.
+            waits.moved_s = max(waits.moved_s, now_s - deadline_s)
+        if is_held:
+            waits.moved_s = max(waits.moved_s, *(one.at_s for one in moving.values()))
+        waits.is_held, waits.held_for = is_held, held_for
+        if len(late) <= few and stage is not Stage.RESULTS:
+            waits.given_up |= {peer for peer, end_s in ends_s.items() if now_s >= end_s}
+        looks_s = [*ends_s.values(), *(one.stops_s for one in moving.values())]
+        waits.look_s = min((s for s in looks_s if s > now_s), default=math.inf)
+
+    def _late(
+        self, view: RoundView, now_s: float, within_s: float
+    ) -> tuple[Stage, dict[PeerId, Movement | None]]:
+        """Whom the attempt still needs for what comes next, and how each moves; of bytes that come
+        here, `within_s`."""
+        if view.proposal() is not None:
+            return Stage.RESULTS, self._late_results(view, now_s, within_s)
+        late: dict[PeerId, Movement | None] = {}
+        has_said = view.me in view.ballots.of(Kind.HAVE, view.attempt)
+        if not has_said:
+            # This node as well: where its own trainer is late, it holds the parts of the others.
+            for peer in sorted(lacking_senders(view)):
+                commit = view.ballots.commits.get(peer)
+                if commit is None:
+                    late[peer] = self.movement(peer, view.index, now_s)
+                else:
+                    late[peer] = _bytes_of(view, commit[0], now_s, within_s)
+        if has_said or not view.gathering().first_kept:
+            for peer in awaited_haves(view) - late.keys():
+                late[peer] = self.movement(peer, view.index, now_s)
+        return Stage.HAVES if has_said else Stage.PARTS, late
+
+    def _late_results(
+        self, view: RoundView, now_s: float, within_s: float
+    ) -> dict[PeerId, Movement | None]:
+        """Whose results come, of a LIST that is certified in this attempt; once all are here, who
+        has not sealed it and fetches them still."""
+        late: dict[PeerId, Movement | None] = {}
+        certified = (
+            digest for attempt, digest in view.ballots.certified() if attempt == view.attempt
+        )
+        for digest in certified:
+            if view.cells.missing_results(digest):
+                for (subject, source), at_s in view.cells.moved_s.items():
+                    if subject == digest and now_s < at_s + within_s:
+                        late[source] = Movement(at_s, at_s + within_s)
+            else:
+                sealers = view.ballots.of(Kind.SEAL, view.attempt, view.seals.before)
+                voters = view.peers.expected.intersection(view.roles.electorate)
+                for peer in voters - sealers.keys():
+                    late[peer] = self.movement(peer, view.index, now_s)
+        return late
+
+    def _charge(
+        self,
+        view: RoundView,
+        late: Collection[PeerId],
+        stage: Stage,
+        *,
+        now_s: float,
+        most_s: float,
+    ) -> dict[PeerId, float]:
+        """Charge those who were late at the last look with the time since, `most_s` where this node
+        did not run for longer; until when each of the late is waited for."""
+        waits, started_s = view.waits, view.times.started_s
+        done_s = waits.done_s.get(stage)
+        if done_s is None:
+            return dict.fromkeys(late, math.inf)
+        unit_s = max(done_s - started_s, self._unit_least_s)
+        free_s = done_s + LATE_SHARE * (done_s - started_s)
+        passed_s = min(most_s, max(0.0, now_s - max(free_s, waits.charged_s)))
+        waits.charged_s = max(now_s, waits.charged_s)
+        for peer in waits.late if passed_s else ():
+            spent = self._spent[peer] = self._spent.get(peer, 0.0) + passed_s / unit_s
+            if spent >= CAP_ROUNDS:
+                self._spent[peer] = CAP_ROUNDS
+                self._over.add(peer)
+        waits.late = frozenset(late)
+        ends_s = {}
+        for peer in late:
+            left_s = (CAP_ROUNDS - self._spent.get(peer, 0.0)) * unit_s
+            ends_s[peer] = free_s if peer in self._over else max(now_s, free_s) + left_s
+        return ends_s
+
+
+def _last_came_s(view: RoundView, stage: Stage, now_s: float) -> float:
+    """When the last came of what is here by now, though it may be looked at later."""
+    times_s = [view.times.opened_s or 0.0]
+    if stage is Stage.RESULTS:
+        times_s.append(now_s)
+    elif stage is Stage.HAVES:
+        times_s += view.lapses.said_s.values()
+    else:
+        times_s += [*view.arrivals.commit_s.values(), *view.arrivals.parts_s.values()]
+    return min(now_s, max(times_s))
+
+
+def _bytes_of(view: RoundView, digest: bytes, now_s: float, within_s: float) -> Movement | None:
+    """How bytes of that COMMIT's parts come here; None if the last did long ago."""
+    moved = (s for (subject, _), s in view.cells.moved_s.items() if subject == digest)
+    at_s = max(moved, default=-math.inf)
+    return Movement(at_s, at_s + within_s) if now_s < at_s + within_s else None
+
+
+def _as_told(view: RoundView, work: Working) -> Progress | None:
+    """What the trainer says, if it is of a round under way."""
+    if work.round < view.index:
+        return None
+    said = _progress(view, work.phase, work.done, work.total, work.end_s or 0.0)
+    return replace(said, round=work.round)
+
+
+def _progress(view: RoundView, phase: Phase, done: int, total: int, end_s: float) -> Progress:
+    total = max(1, total)
+    return Progress(
+        shard=view.seals.head.shard,
+        round=view.index,
+        phase=phase,
+        done=min(done, total),
+        total=total,
+        end_s=min(math.ceil(end_s), limits.PHASE_S_MAX),
+    )
+
+
+def whole_round_s(view: RoundView, inner_steps: int) -> float | None:
+    """How long a whole round of so many steps takes the fastest, by the COMMITs of this one; None
+    if too few are here.
+
+    In open runs voters count alone, and of them as many are passed over as may lie: they would
+    have all others take few steps.
+    """
+    is_open, commits = view.config.trust == "open", view.ballots.commits
+    peers = view.roles.electorate if is_open else view.members
+    took_s = sorted(
+        (view.arrivals.commit_s[peer] - view.times.started_s) * inner_steps / commits[peer][1].steps
+        for peer in peers
+        if peer in commits and peer in view.arrivals.commit_s and commits[peer][1].steps > 0
+    )
+    passed_over = liars(len(peers), view.config.trust)
+    return took_s[passed_over] if len(took_s) > passed_over else None

@@ -1,0 +1,223 @@
+"""What a round waits for beyond its deadline: members that move on, and each of a few so long."""
+
+import math
+
+import pytest
+
+from protocol.events import Working
+from protocol.frames import Phase, Progress
+from protocol.messages import Kind
+from protocol.rounds.agreement import statements
+from protocol.rounds.ballots import BallotEntry
+from protocol.rounds.lapses import LearnedDeadline
+from protocol.rounds.patience import (
+    CAP_ROUNDS,
+    END_SLACK,
+    LATE_SHARE,
+    PATIENCE_ROUNDS,
+    STALL_BEATS,
+    Patience,
+    whole_round_s,
+)
+from tests.node.builders import CONFIG, Voice, head_of, peers_named, view_of
+
+BEAT_S, FLOOR_S = 0.5, 1.0
+STALL_S = STALL_BEATS * BEAT_S
+ROUND = 5
+CELLS = set(range(CONFIG.num_cells(1)))
+
+
+def said(done: int, *, total: int = 50, end_s: int = 0, phase: Phase = Phase.TRAIN) -> Progress:
+    return Progress(shard=0, round=ROUND, phase=phase, done=done, total=total, end_s=end_s)
+
+
+class Scene:
+    """A round that `late` of so many members have not committed to; the others did at `at_s`, with
+    all their parts."""
+
+    def __init__(self, members: int = 4, late: int = 1, *, at_s: float = 10.0, **fields) -> None:
+        self.peers = peers_named(members)
+        head = head_of(self.peers)
+        voices = [Voice(peer, head.value) for peer in self.peers]
+        self.late, self.me = self.peers[:late], self.peers[-1]
+        self.commits = {voice.peer: voice.commit() for voice in voices}
+        there = [self.commits[peer] for peer in self.peers[late:]]
+        self.view = view_of(self.me, head, there, opened_s=at_s, started_s=0.0, **fields)
+        for heard in there:
+            self.view.cells.parts[heard.message.digest] = CELLS
+        self.patience = Patience(heartbeat_s=BEAT_S, floor_s=FLOOR_S)
+
+    def look(self, now_s: float) -> bool:
+        """Whether the clock stands still then."""
+        self.patience.wait(self.view, now_s=now_s, deadline_s=FLOOR_S)
+        return self.view.waits.is_held
+
+    def beat(self, now_s: float, done: int, **fields) -> bool:
+        """The same, once all who are late have said how far they are."""
+        for peer in self.late:
+            self.patience.told(peer, said(done, **fields), now_s)
+        return self.look(now_s)
+
+    def spend(self) -> None:
+        """Nothing is left of what the late may be waited for."""
+        for peer in self.late:
+            self.patience._spent[peer] = CAP_ROUNDS
+            self.patience._over.add(peer)
+
+    def says_have(self, now_s: float) -> bool:
+        deadline = LearnedDeadline(floor_s=FLOOR_S, cap_s=60.0)
+        found = statements(self.view, deadline, now_s=now_s)
+        return Kind.HAVE in {statement.kind for statement in found}
+
+
+def test_clock_stands_still_while_a_members_steps_grow_and_goes_on_from_the_last_one():
+    scene = Scene()
+    for step in range(8):
+        assert scene.beat(10.0 + step, done=step)
+        assert scene.view.attempt_start_s == math.inf
+        assert not scene.says_have(10.0 + step)
+    stopped_s = 17.0 + 2 * STALL_S + 1.0
+    assert not scene.look(stopped_s)
+    assert scene.view.attempt_start_s == stopped_s - FLOOR_S, "nothing else is late at once"
+    assert scene.says_have(stopped_s)
+
+
+def test_words_without_growth_are_not_waited_for():
+    """The looser wording: whoever says that it is at work is waited for."""
+    scene = Scene()
+    for step in range(12):
+        held = scene.beat(10.0 + 0.5 * step, done=7)
+    assert not held
+    assert scene.says_have(16.0)
+
+
+def test_growth_that_goes_back_or_is_of_an_earlier_phase_is_none():
+    scene = Scene()
+    scene.beat(10.0, done=3, phase=Phase.ENCODE)
+    for step in range(6):
+        held = scene.beat(10.5 + 0.5 * step, done=10 + step, phase=Phase.TRAIN)
+    assert not held
+    scene = Scene()
+    for step in range(6):
+        held = scene.beat(10.0 + 0.5 * step, done=40 - step)
+    assert not held
+
+
+def test_end_that_runs_away_is_believed_once_and_by_half():
+    scene = Scene(members=2)
+    last_s = 0.0
+    for step in range(1, 60):
+        if scene.beat(10.0 + 0.5 * step, done=step, total=1000, end_s=10):
+            last_s = 10.0 + 0.5 * step
+    assert last_s == pytest.approx(10.5 + END_SLACK * 10 + STALL_S, abs=0.51)
+
+
+def test_steps_that_take_long_are_waited_for_as_announced():
+    scene = Scene(members=2)
+    scene.beat(10.0, done=0, total=4, end_s=120)
+    assert scene.look(10.0 + 59.0), "twice thirty seconds a step"
+    assert not scene.look(10.0 + 61.0)
+
+
+def test_a_few_are_waited_for_a_third_longer_and_four_rounds_in_an_era():
+    scene = Scene(at_s=12.0)
+    free_s = 12.0 * (1 + LATE_SHARE)
+    now_s, step = 12.0, 0
+    while scene.beat(now_s, done=step, total=10_000):
+        now_s, step = now_s + 0.25, step + 1
+    assert now_s == pytest.approx(free_s + CAP_ROUNDS * 12.0, abs=0.3)
+    assert scene.view.waits.given_up == frozenset(scene.late)
+    assert scene.says_have(now_s), "at once, and not a deadline later"
+    again = Scene(at_s=12.0)
+    again.patience = scene.patience
+    assert again.beat(12.0, done=60_000, total=100_000, phase=Phase.ENCODE)
+    assert again.beat(15.9, done=60_001, total=100_000, phase=Phase.ENCODE)
+    assert not again.beat(16.1, done=60_002, total=100_000, phase=Phase.ENCODE)
+    assert again.says_have(16.1), "no longer than everybody"
+
+
+def test_silent_member_that_has_spent_its_rounds_is_not_waited_for_by_the_deadline_either():
+    scene, now_s = Scene(at_s=0.3), 0.3
+    scene.spend()
+    scene.look(now_s)
+    assert not scene.says_have(0.39)
+    scene.look(0.41)
+    assert scene.says_have(0.41)
+    other = Scene(at_s=0.3)
+    other.look(0.41)
+    assert not other.says_have(0.41), "the deadline of a second"
+
+
+def test_what_was_spent_comes_back_in_an_era():
+    first = Scene()
+    first.spend()
+    later_s = 10.0 * (1 + LATE_SHARE) + 0.1
+    for rounds, is_waited_for in ((PATIENCE_ROUNDS - 1, False), (1, True)):
+        for _ in range(rounds):
+            first.patience.sealed(first.peers)
+        scene = Scene()
+        scene.patience = first.patience
+        phase = Phase.ENCODE if is_waited_for else Phase.TRAIN
+        assert scene.beat(later_s, done=1, phase=phase) == is_waited_for
+
+
+def test_more_than_a_few_that_move_are_waited_for_without_charge():
+    scene, now_s = Scene(late=2), 10.0
+    for step in range(400):
+        assert scene.beat(now_s, done=step, total=10_000)
+        now_s += 1.0
+    assert not scene.patience._spent
+
+
+def test_time_in_which_this_node_did_not_run_is_charged_to_nobody():
+    scene = Scene(at_s=10.0)
+    scene.look(10.0)
+    scene.look(14.0)
+    scene.look(1000.0)
+    spent = scene.patience._spent[scene.late[0]]
+    assert spent <= 2 * FLOOR_S / 10.0
+
+
+def test_own_trainer_that_is_late_keeps_no_word_back_that_others_need():
+    scene = Scene(at_s=12.0)
+    scene.view.me = scene.late[0]
+    scene.spend()
+    scene.look(12.0)
+    scene.look(16.1)
+    assert scene.view.waits.given_up == frozenset(scene.late)
+
+
+def test_member_that_came_is_heard_of_by_all_before_the_deadline_counts():
+    scene = Scene()
+    for step in range(8):
+        scene.beat(10.0 + step, done=step)
+    (peer,) = scene.late
+    heard = scene.commits[peer]
+    scene.view.ballots.add(BallotEntry(heard.message, heard.body))
+    scene.view.arrivals.commit_s[peer] = 18.5
+    assert not scene.look(18.5), "its parts do not move yet"
+    assert scene.view.attempt_start_s == 18.5
+    assert not scene.says_have(19.4)
+
+
+def test_own_progress_is_told_with_bounded_numbers():
+    scene = Scene()
+    (told,) = scene.patience.own(scene.view, Working(ROUND, Phase.TRAIN, 60, 50, 1e9), 1.0)
+    assert (told.done, told.total, told.end_s) == (50, 50, 86_400)
+    assert scene.patience.own(scene.view, Working(ROUND - 1, Phase.TRAIN, 1, 50, None), 1.0) == ()
+
+
+@pytest.mark.parametrize(("trust", "fastest_s"), [("friends", 1.0), ("open", 60.0)])
+def test_fastest_whole_round_is_by_steps_and_in_open_runs_without_as_many_as_may_lie(
+    trust, fastest_s
+):
+    peers = peers_named(4)
+    head = head_of(peers)
+    steps_and_s = [(50, 1.0), (50, 60.0), (25, 60.0), (10, 60.0)]
+    commits = [
+        Voice(peer, head.value).commit(steps=steps)
+        for peer, (steps, _) in zip(peers, steps_and_s, strict=True)
+    ]
+    view = view_of(peers[0], head, commits, trust=trust, started_s=0.0)
+    view.arrivals.commit_s = dict(zip(peers, [s for _, s in steps_and_s], strict=True))
+    assert whole_round_s(view, 50) == fastest_s

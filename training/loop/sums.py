@@ -1,0 +1,91 @@
+"""The numbers that one contribution is encoded from (drift plus residual), on the disk.
+
+    round-000042.sums    little-endian float32, one fragment
+
+They make payload and residual again: the one is what they encode to, the other what is missing
+there. So of a large model they are kept in the place of both. A thread writes them while the cells
+behind are still encoded; what is left to wait for at the end is little.
+"""
+
+import os
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+from blake3 import blake3
+from numpy.typing import NDArray
+
+from protocol import limits
+from protocol.errors import CheckpointError
+from training.files.durable import SYSTEM_FILES
+
+SUMS_SUFFIX = ".sums"
+
+_CHUNK_BYTES = 4 * limits.MIB
+_CHUNKS_WAITING_MAX = 4
+"""Copies that wait for the disk; beyond them the encoder does."""
+
+
+class SumsWriter:
+    """One file while it is written. Raises OSError, also of what was added before: then drop it."""
+
+    def __init__(self, path: Path) -> None:
+        """What the file had is gone."""
+        self.path = path
+        self._file = SYSTEM_FILES.create(path)
+        self._hasher = blake3()
+        self._chunk = bytearray()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="sums")
+        self._waiting: deque[Future[None]] = deque()
+
+    def add(self, cell_N: NDArray[np.float32]) -> None:
+        """The next cell, which is copied."""
+        self._chunk += cell_N.astype("<f4", copy=False).data.cast("B")
+        if len(self._chunk) >= _CHUNK_BYTES:
+            self._pass_on()
+
+    def _pass_on(self) -> None:
+        chunk, self._chunk = self._chunk, bytearray()
+        self._waiting.append(self._pool.submit(self._write, memoryview(chunk)))
+        if len(self._waiting) > _CHUNKS_WAITING_MAX:
+            self._waiting.popleft().result()
+
+    def _write(self, chunk: memoryview) -> None:
+        self._hasher.update(chunk)
+        self._file.write(chunk)
+
+    def finish(self) -> bytes:
+        """On the disk but for the file's name when it returns; BLAKE3 of all of it."""
+        self._pass_on()
+        while self._waiting:
+            self._waiting.popleft().result()
+        self._file.sync()
+        self._end()
+        return self._hasher.digest()
+
+    def drop(self) -> None:
+        """Leave nothing of it: it would take the space that the disk may not have."""
+        self._end()
+        with suppress(OSError):
+            os.unlink(self.path)
+
+    def _end(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._file.close()
+
+
+def read_sums(path: Path, numels: Sequence[int], digest: bytes) -> list[NDArray[np.float32]]:
+    """The cells, of these sizes. Raises CheckpointError unless the file is what was written."""
+    try:
+        if path.stat().st_size != 4 * sum(numels):
+            raise CheckpointError(f"{path} has another size")
+        sums_N = np.fromfile(path, dtype="<f4")
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    if blake3(sums_N.data.cast("B")).digest() != digest:
+        raise CheckpointError(f"{path} is not the file that was written")
+    ends = np.cumsum(numels)
+    return [sums_N[end - numel : end] for end, numel in zip(ends, numels, strict=True)]
