@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -43,6 +43,7 @@ from sim.processes.sitting import (
     clock,
     rounded,
 )
+from training.methods.presets import PRESETS, SHORT_RUN_ROUNDS
 
 HOMES_MAX = 8
 SPEED_MIN = 0.05
@@ -276,8 +277,15 @@ class HomesRun:
         local = self._options.local(count)
         claim_folder(local.folder, "nodes", "logs", "traces")
         path = local.folder / "manifest.msgpack"
-        manifest = found_run(local, state=local.folder / "nodes" / "A", manifest_path=path)
+        manifest = found_run(
+            local, state=local.folder / "nodes" / "A", manifest_path=path, amend=self._amended
+        )
         return local, manifest, path
+
+    def _amended(self, manifest: RunManifest) -> RunManifest:
+        """With the momentum of a run of few rounds, which these are."""
+        momentum = PRESETS[self._options.preset](SHORT_RUN_ROUNDS - 1).momentum
+        return replace(manifest, outer=replace(manifest.outer, momentum=momentum))
 
     async def _alone(self) -> None:
         _, manifest, path = self._found_run(1)
@@ -333,9 +341,9 @@ class HomesRun:
                 for number_, speed in enumerate(self._options.speeds[:count]):
                     pid_of = partial(_trainer_pid, story, node_name(number_))
                     nursery.start_soon(hold_speed, pid_of, speed)
-                # Not from when all processes run: loading their libraries is no training.
+                # From when all train: loading libraries and fetching a state is none.
                 nursery.start_soon(partial(swarm.begin, nursery, within_s=START_S))
-                await swarm.until(lambda: any(node.paces for node in story.nodes.values()))
+                await swarm.until(lambda: _all_train(story, count))
                 began_s = self._now_s()
                 while self._now_s() < began_s + self._options.seconds:
                     last_s = story.seals[-1][0] if story.seals else began_s
@@ -368,9 +376,14 @@ class HomesRun:
         )
 
 
+def _all_train(story: Story, count: int) -> bool:
+    return len(story.nodes) == count and all(node.paces for node in story.nodes.values())
+
+
 def _trainer_pid(story: Story, name: str) -> int | None:
+    """None until it has something to train."""
     node = story.nodes.get(name)
-    return None if node is None else node.trainer_pid
+    return node.trainer_pid if node is not None and node.paces else None
 
 
 def _newest_checkpoint(state: Path) -> Path:
