@@ -422,7 +422,7 @@ def size(
         typer.Option(help="Sizes of the built-in GPT, separated by commas: 120k, 10m, 50m, ..."),
     ] = "10m,50m",
     steps: Annotated[int, typer.Option(help="Inner steps per round (H).")] = 10,
-    rounds: Annotated[int, typer.Option(help="Number of measured rounds per node.")] = 5,
+    rounds: Annotated[int, typer.Option(help="Number of measured rounds per node.")] = 10,
     batch: Annotated[int, typer.Option(help="Sequences per step.")] = 2,
     context: Annotated[int, typer.Option(help="Bytes per sequence.")] = 64,
     seed: SeedOption = 0,

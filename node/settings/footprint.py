@@ -76,7 +76,7 @@ TABLE = (
     # Memory of the network process. What both map counts half for each.
     Item("network", "memory", "anchor", "vector", 0.5, "mapped: the trainer reads it there"),
     Item("network", "memory", "anchor, its own", "copied", 1, "where the trainer has a copy"),
-    Item("network", "memory", "anchor before", "vector", 1, "as a round ends, and one is fetched"),
+    Item("network", "memory", "anchor before", "vector", 0.75, "as a round ends; fitted"),
     Item("network", "memory", "outer state", "slots", 1, "stepped in place"),
     Item("network", "memory", "own contribution", "payload", 0.5, "mapped, as it was written"),
     Item(

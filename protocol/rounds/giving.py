@@ -6,6 +6,10 @@ gives a state does not go more than one round ahead of it, and does not end the 
 own COMMIT while the taker makes progress. Progress is what this node sees itself: the taker asks
 it for cells, or has read what it sent. What a taker says of itself counts for nothing.
 
+That is for joiners, and one is a joiner until it has SEALed. A member that is late with its own
+work, or lost its seat for it, takes what it missed as well: how long rounds wait for members is the
+matter of `Patience`, and nothing is held for them besides.
+
 What that may cost is bounded, whatever a taker does: one cap for each taker and era before it has a
 seat, and one as a member. The cap is that of the deadline, and among friends what the state takes
 on the slowest line that anybody waits for. In open runs, where keys cost nothing, it is one cap for
@@ -60,7 +64,7 @@ TAKERS_MAX = 64
 """Takers that are remembered: as many as there are seats."""
 
 SPENT_MAX = 1024
-"""Takers of whom it is remembered what was spent on them in this era."""
+"""Takers of whom it is remembered what was spent on them in this era, and peers that SEALed."""
 
 
 _Account = tuple[PeerId, bool]
@@ -108,12 +112,16 @@ class Giving:
     _spent_era: int = 0
     _all_s: float = 0.0
     """Spent on all takers of an open run, less what came back."""
+    _sealed: dict[PeerId, int] = field(default_factory=dict)
+    """Whose SEAL a roster has shown, and the last round with that roster: these join no more."""
     _took_s: dict[bytes, float] = field(default_factory=dict)
     """By basis, what the own work of a round took."""
     _held: bytes = b""
     """The basis of the round whose COMMIT was held at the last look, and for whom."""
     _held_for: frozenset[_Account] = frozenset()
     _looked_s: float = -math.inf
+    _noted: bytes = b""
+    """The basis of the round whose roster was noted last."""
 
     def gave(self, peer: PeerId, newest: int, now_s: float) -> None:
         """A peer that may sit here asks for seals, or for cells of a state or sealed result, or has
@@ -153,6 +161,7 @@ class Giving:
 
     def holds(self, view: RoundView, ending: Ending, *, deadline_s: float, now_s: float) -> bool:
         """Whether the own COMMIT of that round, which is ready, is to be held still."""
+        self._note_sealers(view)
         if not (self._takers or self._held):
             return False  # As nearly always.
         self._charge(view, now_s)
@@ -173,6 +182,15 @@ class Giving:
         elif self._held == view.basis:
             self._held, self._held_for = b"", frozenset()
         return bool(awaited)
+
+    def _note_sealers(self, view: RoundView) -> None:
+        """Once a round, whoever takes anything: a member may take first when its seat is lost."""
+        if view.basis == self._noted:
+            return
+        self._noted = view.basis
+        for seat in view.roster.seats:
+            if seat.proved >= 0:
+                limits.keep_newest(self._sealed, seat.peer, view.index, SPENT_MAX)
 
     def _charge(self, view: RoundView, now_s: float) -> None:
         """Count what passed since the last look, if a COMMIT was held then."""
@@ -201,6 +219,8 @@ class Giving:
             free = min(free, view.index - 1 if ending.is_now else ending.last - 2)
         if view.index <= free or self._is_spent(peer, is_member=is_member):
             return False
+        if view.index < self._sealed.get(peer, -ERA_OF_TAKERS) + ERA_OF_TAKERS:
+            return False  # It joins no more: it is late with its own work.
         if peer in view.seats.proven or peer in view.peers.convicted | view.ballots.commits.keys():
             return False
         if now_s > taker.heard_s + view.config.grace_s:

@@ -58,7 +58,7 @@ class SizeOptions:
     steps: int = 10
     """Inner steps of a round (H)."""
 
-    rounds: int = 5
+    rounds: int = 10
     """That are measured, of each node."""
 
     batch: int = 2

@@ -43,13 +43,18 @@ FAR = Ending(1000)
 
 
 @cache
-def seal_of(members: tuple[PeerId, ...], head: int) -> SealCertificate:
-    found = head_of(members)
+def seal_of(voters: tuple[PeerId, ...], head: int, new: tuple[PeerId, ...]) -> SealCertificate:
+    found = head_of(voters, new)
     return replace(found, value=replace(found.value, round=head))
 
 
-def view_of(*members: PeerId, head: int = HEAD) -> RoundView:
-    return builders.view_of(ME, seal_of(members or (ME, OTHER), head))
+def view_of(
+    *voters: PeerId, head: int = HEAD, new: tuple[PeerId, ...] = (), started_s: float = 0.0
+) -> RoundView:
+    """`new` are members that have SEALed nothing yet."""
+    view = builders.view_of(ME, seal_of(voters or (ME, OTHER), head, new))
+    view.times.started_s = started_s
+    return view
 
 
 def holds(giving: Giving, view: RoundView, now_s: float, ending: Ending = FAR) -> bool:
@@ -106,7 +111,8 @@ def test_who_has_the_state_and_proves_no_seat_is_not_waited_for():
 
 @pytest.mark.parametrize("how", ["silent", "still", "gone", "convicted", "committed"])
 def test_who_makes_no_progress_is_not_waited_for(how):
-    giving, view = Giving(CAP_S), view_of(ME, OTHER, TAKER) if how == "committed" else view_of()
+    new = (TAKER,) if how == "committed" else ()
+    giving, view = Giving(CAP_S), view_of(new=new)
     giving.gave(TAKER, HEAD - 1, 0.0)
     assert holds(giving, view, 1.0)
     if how == "gone":
@@ -114,7 +120,7 @@ def test_who_makes_no_progress_is_not_waited_for(how):
     elif how == "convicted":
         view.suspect(frozenset(), frozenset({TAKER}))
     elif how == "committed":
-        seal = seal_of((ME, OTHER, TAKER), HEAD)
+        seal = seal_of((ME, OTHER), HEAD, new)
         view = builders.view_of(ME, seal, [Voice(TAKER, seal.value).commit()])
     elif how == "still":
         giving.told(TAKER, 2, STILL_S)
@@ -123,7 +129,7 @@ def test_who_makes_no_progress_is_not_waited_for(how):
 
 
 def test_member_that_has_the_state_is_awaited_for_twice_what_the_own_work_took():
-    giving, view, took_s = Giving(CAP_S), view_of(ME, OTHER, TAKER), 10.0
+    giving, view, took_s = Giving(CAP_S), view_of(new=(TAKER,)), 10.0
     giving.gave(TAKER, HEAD, took_s)
     assert holds(giving, view, took_s)
     here_s = took_s + 1.0
@@ -137,7 +143,7 @@ def test_member_that_had_the_state_before_this_node_was_ready_holds_nothing():
     giving = Giving(CAP_S)
     giving.gave(TAKER, HEAD, 1.0)
     giving.told(TAKER, 0, 2.0)
-    assert not holds(giving, view_of(ME, OTHER, TAKER), 10.0)
+    assert not holds(giving, view_of(new=(TAKER,)), 10.0)
 
 
 def test_taker_has_one_cap_before_its_seat_and_one_behind_it():
@@ -146,9 +152,27 @@ def test_taker_has_one_cap_before_its_seat_and_one_behind_it():
     assert held_s(giving, view_of(), 0.0) == pytest.approx(CAP_S, abs=LOOK_S)
     assert not holds(giving, view_of(), 2 * CAP_S)
     giving.gave(TAKER, HEAD, 2 * CAP_S)
-    seated = view_of(ME, TAKER)
-    seated.times.started_s = 2 * CAP_S
+    seated = view_of(new=(TAKER,), started_s=2 * CAP_S)
     assert held_s(giving, seated, 2 * CAP_S) == pytest.approx(CAP_S, abs=LOOK_S)
+
+
+def test_member_that_has_sealed_is_late_with_its_own_work_and_holds_nothing():
+    giving = Giving(CAP_S)
+    giving.gave(TAKER, HEAD, 0.0)
+    assert holds(giving, view_of(new=(TAKER,)), 0.0), "it joins"
+    assert not holds(giving, view_of(ME, OTHER, TAKER, head=HEAD + 1), 0.0)
+
+
+@pytest.mark.parametrize("was_voter", [False, True])
+def test_who_lost_its_seat_for_being_late_joins_anew_an_era_later(was_voter):
+    giving, head = Giving(CAP_S), HEAD + 1
+    # Nobody takes anything while it has its seat.
+    assert not holds(giving, view_of(ME, TAKER) if was_voter else view_of(new=(TAKER,)), 0.0)
+    giving.gave(TAKER, HEAD, 1.0)
+    assert holds(giving, view_of(head=head, started_s=1.0), 1.0) != was_voter
+    # A new seat makes it no joiner either.
+    assert holds(giving, view_of(head=head + 1, new=(TAKER,), started_s=2.0), 2.0) != was_voter
+    assert holds(giving, view_of(head=HEAD + ERA_OF_TAKERS, started_s=3.0), 3.0)
 
 
 def test_whom_the_others_have_left_behind_is_listed_with_them():
@@ -167,7 +191,7 @@ def test_last_round_that_could_list_a_joiner_is_held_though_it_is_not_ahead(roun
     giving.gave(TAKER, HEAD, LONG_S)
     assert holds(giving, view_of(), LONG_S, Ending(rounds)) == is_held
     assert holds(giving, view_of(), LONG_S, Ending(1000, is_now=True))
-    assert not holds(giving, view_of(ME, TAKER), LONG_S, Ending(rounds)), "it has its seat"
+    assert not holds(giving, view_of(new=(TAKER,)), LONG_S, Ending(rounds)), "it has its seat"
 
 
 def test_each_taker_costs_at_most_one_cap_in_an_era_even_if_it_comes_again():
@@ -206,7 +230,7 @@ def test_hundred_who_take_at_once_cost_what_one_does():
 @pytest.mark.parametrize("is_open", [True, False])
 def test_keys_that_cost_nothing_share_one_cap(is_open):
     giving, now_s, total_s = Giving(CAP_S, is_open=is_open), 0.0, 0.0
-    for key in peers_named(20):
+    for key in set(peers_named(22)) - {ME, OTHER}:
         view = view_of()
         giving.gave(key, HEAD - 1, now_s)
         while holds(giving, view, now_s):

@@ -75,9 +75,9 @@ def test_round_is_never_sealed_while_the_one_before_is_open(seed):
 
 
 def test_round_is_voted_on_and_summed_while_the_one_before_is_open():
-    # How far the second round gets meanwhile is luck; in this world it gets there.
-    kinds = {kind for kind, _ in signed_early(played(3_793_617_623, 2)[1])}
-    assert {Kind.COMMIT, Kind.HAVE, Kind.VOTE, Kind.AGG} <= kinds
+    # How far the second round gets meanwhile is luck: in about every other world it gets there.
+    worlds = [{kind for kind, _ in signed_early(played(seed, 2)[1])} for seed in range(6)]
+    assert sum({Kind.COMMIT, Kind.HAVE, Kind.VOTE, Kind.AGG} <= kinds for kinds in worlds) >= 2
 
 
 def test_trainers_that_need_not_wait_for_seals_are_through_sooner(seed):
