@@ -329,10 +329,10 @@ def homes(
     ] = "20mbit",
     round_trip: Annotated[str, typer.Option(help="Round-trip time between two homes.")] = "60ms",
     seconds: Annotated[str, typer.Option(help="How long the homes train, each time.")] = "120s",
-    preset: Annotated[str, typer.Option(help="Training method, by its preset name.")] = "auto",
+    preset: Annotated[str, typer.Option(help="Training method, by its preset name.")] = "diloco",
     steps: Annotated[
         int, typer.Option(help="Inner steps per round (H); with `auto`, the maximum.", min=1)
-    ] = 200,
+    ] = 20,
     seed: SeedOption = 0,
     out: OutOption = None,
     json: JsonOption = False,

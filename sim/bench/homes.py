@@ -84,8 +84,8 @@ class HomesOptions:
     round_trip_s: float
     seconds: float
     folder: Path
-    preset: str = "auto"
-    steps: int = 200
+    preset: str = "diloco"
+    steps: int = 20
     """Inner steps of a round at most; a preset whose rounds are not paced takes as many."""
 
     seed: int = 0
@@ -393,6 +393,10 @@ def _newest_checkpoint(state: Path) -> Path:
     return found[-1]
 
 
+def _figure(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100.0 else f"{value:.2f}"
+
+
 def draw_homes(options: HomesOptions, found: HomesFound, path: Path) -> None:
     """Write the PNG: tokens per second and loss, together and of the best home alone."""
     # matplotlib takes half a second to load.
@@ -416,7 +420,7 @@ def draw_homes(options: HomesOptions, found: HomesFound, path: Path) -> None:
             for bar in bars:
                 bar.set_color(colour)
             bars.set_label(label)
-            axes.bar_label(bars, fmt=lambda x: f"{x:,.4g}", fontsize=8, color=MUTED, padding=2)
+            axes.bar_label(bars, fmt=_figure, fontsize=7, color=MUTED, padding=2)
         axes.set_xticks(list(places), [str(row.homes) for row in rows])
         style_axes(axes, "homes")
         title_axes(axes, title)
