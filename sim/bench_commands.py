@@ -319,6 +319,51 @@ def discovery(
     sitting.end(found, is_good=results[0].num_found == keys)
 
 
+@bench_app.command("homes")
+def homes(
+    speeds: Annotated[
+        str, typer.Option(help="Share of a core that each home's trainer gets, in order.")
+    ] = "0.4,0.4,0.2,0.2",
+    lines: Annotated[
+        str, typer.Option(help="Rate of each home's line, up and down; one rate is for all.")
+    ] = "20mbit",
+    round_trip: Annotated[str, typer.Option(help="Round-trip time between two homes.")] = "60ms",
+    seconds: Annotated[str, typer.Option(help="How long the homes train, each time.")] = "120s",
+    preset: Annotated[str, typer.Option(help="Training method, by its preset name.")] = "diloco",
+    steps: Annotated[
+        int, typer.Option(help="Inner steps per round (H); with `auto`, the maximum.", min=1)
+    ] = 20,
+    seed: SeedOption = 0,
+    out: OutOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Does joining help? Train homes of given speeds and lines alone and then together, for the
+    same time; compare tokens per second and loss.
+    """
+    from sim.bench import homes as bench
+    from sim.processes.shaper import seconds_named
+    from sim.processes.sitting import commit_named, run_until_signal
+
+    options = bench.HomesOptions(
+        speeds=bench.speeds_named(speeds),
+        rates=bench.rates_named(lines),
+        round_trip_s=seconds_named("--round-trip", round_trip),
+        seconds=seconds_named("--seconds", seconds),
+        folder=new_folder("bench", out),
+        preset=preset,
+        steps=steps,
+        seed=seed,
+    )
+    with _sitting(json, options.folder) as sitting:
+        run = bench.HomesRun(options, sitting.tell)
+        run_until_signal(run.play)
+        found = bench.homes_json(options, run.found, {"commit": commit_named()})
+        bench.print_homes(sitting.console, options, run.found)
+        bench.draw_homes(options, run.found, options.folder / bench.PLOT_FILE)
+        sitting.console.print(f"{bench.PLOT_FILE} is in {options.folder}", soft_wrap=True)
+    sitting.end(found)
+
+
 @bench_app.command("overlap")
 def overlap(
     peers: Annotated[int, typer.Option(help="Number of nodes, each with a real trainer.")] = 3,

@@ -57,6 +57,7 @@ def _measure(
         result: dict[str, object] = {
             "path": str(path),
             "round": checkpoint.meta.clock.round,
+            "tokens": checkpoint.meta.clock.tokens,
             "loss": validation_loss(model, held_out_BW),
             "text": sample_text(manifest, model, prompt, text_bytes),
         }

@@ -51,6 +51,9 @@ class LocalOptions:
 
     duration_s: float | None = 60.0
     shape: Shape | None = None
+    rates: tuple[float, ...] = ()
+    """Bits per second of the line of each node, in the order of their start, where they differ."""
+
     kinds: tuple[str, ...] = ()
     """Faults that are dealt, one every `every_s` seconds."""
 

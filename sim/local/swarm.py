@@ -425,7 +425,9 @@ class LocalSwarm(ChangeBell):
         if self.shaper is not None:
             taken = {port.target for port in self.shaper.ports.values()}
             target = free_port(self._ports, taken.__contains__)
-            node.port = await self.shaper.add_port(name, target)
+            rates = self._options.rates
+            rate = rates[len(nodes)] if len(nodes) < len(rates) else None
+            node.port = await self.shaper.add_port(name, target, rate)
         nodes[name] = node
         await self.start(node)
         return node

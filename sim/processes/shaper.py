@@ -216,9 +216,10 @@ class Shaper:
         self._parted: dict[frozenset[str], trio.Event] = {}
         """By one side of each partition: set once it is over."""
 
-    async def add_port(self, name: str, target: int) -> Port:
-        """A listening port for the node `name`, which itself listens on `target`."""
-        rate = self.shape.bits_per_s
+    async def add_port(self, name: str, target: int, bits_per_s: float | None = None) -> Port:
+        """A listening port for the node `name`, which itself listens on `target`; its line may have
+        another rate than the shape's."""
+        rate = bits_per_s or self.shape.bits_per_s
         port = Port(name, target, Line(rate), Line(rate))
         port.moves.set()
         listeners = await trio.open_tcp_listeners(0, host=HOST)

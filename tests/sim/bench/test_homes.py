@@ -1,0 +1,125 @@
+"""`bench homes`: numbers from what was measured, and the share of the time that a speed gives."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import trio
+
+from protocol.errors import ConfigError
+from sim.bench.homes import (
+    HomesFound,
+    HomesOptions,
+    HomesRow,
+    draw_homes,
+    hold_speed,
+    homes_json,
+    loss_at,
+    rates_named,
+    speeds_named,
+)
+
+CURVE = [(0, 6.0), (10, 4.0), (20, 3.0)]
+
+
+def options(folder: Path, **more: object) -> HomesOptions:
+    asked = {"speeds": (0.5, 0.25), "rates": (2e7,), "round_trip_s": 0.06, "seconds": 100.0}
+    return HomesOptions(folder=folder, **(asked | more))  # type: ignore[arg-type]
+
+
+def found() -> HomesFound:
+    return HomesFound(
+        loss_first=6.0,
+        alone=[
+            HomesRow(homes=1, tokens_per_s=rate, loss=loss, seconds=100.0)
+            for rate, loss in ((200.0, 3.5), (100.0, 4.0))
+        ],
+        together=[HomesRow(homes=2, tokens_per_s=290.0, loss=3.0, seconds=100.0)],
+        curve=CURVE,
+        tokens_per_step=2000,
+    )
+
+
+def test_loss_between_two_points_is_on_the_line_between_them() -> None:
+    assert [loss_at(CURVE, step) for step in (0, 5, 10, 15, 99)] == [6.0, 5.0, 4.0, 3.5, 3.0]
+
+
+def test_homes_together_are_held_against_the_best_of_them_alone(tmp_path: Path) -> None:
+    said = homes_json(options(tmp_path), found(), {"commit": "abc"})
+    rows = said["rows"]
+    assert isinstance(rows, list)
+    one, two = rows
+    assert (one["homes"], two["homes"]) == (1, 2)
+    assert two["best_alone_tokens_per_s"] == 200.0
+    # Alone it is at 3.0 behind twenty steps of 2000 tokens: 200 s in place of 100.
+    assert two["times_faster"] == 2.0
+    assert two["loss_per_hour"] == pytest.approx(108.0)
+    assert said["commit"] == "abc"
+
+
+def test_loss_that_the_curve_of_one_alone_does_not_reach_is_told_as_such(tmp_path: Path) -> None:
+    beyond = found()
+    beyond.curve = CURVE[:2]
+    rows = homes_json(options(tmp_path), beyond, {})["rows"]
+    assert isinstance(rows, list)
+    assert rows[1]["times_faster"] is None
+
+
+def test_picture_is_drawn(tmp_path: Path) -> None:
+    draw_homes(options(tmp_path), found(), tmp_path / "homes.png")
+    assert (tmp_path / "homes.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"speeds": (1.5,)}, "--speeds 1.5"),
+        ({"speeds": ()}, "number of --speeds 0"),
+        ({"rates": (1e6, 2e6, 3e6)}, "3 rates for 2 homes"),
+        ({"seconds": 1.0}, "--seconds"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    tmp_path: Path, more: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        options(tmp_path, **more)
+
+
+def test_speeds_and_lines_are_written_as_lists() -> None:
+    assert speeds_named("0.4,0.2") == (0.4, 0.2)
+    assert rates_named("20mbit,500kbit") == (2e7, 5e5)
+    with pytest.raises(ConfigError, match="no list of numbers"):
+        speeds_named("fast")
+    with pytest.raises(ConfigError, match="no list of rates"):
+        rates_named("60ms")
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="stops a process")
+def test_process_that_is_held_gets_its_share_and_runs_freely_afterwards() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+
+    def used_s() -> float:
+        fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    async def hold(seconds: float) -> float:
+        before_s = used_s()
+        with trio.move_on_after(seconds):
+            await hold_speed(lambda: child.pid, 0.3)
+        return used_s() - before_s
+
+    try:
+        assert 0.0 < trio.run(hold, 2.0) < 1.2
+        state = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        assert state != "T"
+        before_s = used_s()
+        time.sleep(0.5)
+        assert used_s() > before_s
+    finally:
+        child.kill()
+        child.wait()
