@@ -16,7 +16,7 @@ from protocol.rounds.round_machine import RoundMachine
 from protocol.rounds.round_view import RoundView
 
 if TYPE_CHECKING:
-    from protocol.catching_up.catchup import Progress
+    from protocol.catching_up.catchup import CatchUpProgress
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Narrator:
         self._is_short = False
         self._is_waiting = False
         self._held_round, self._held_s = 0, inf
-        self._progress: Progress | None = None
+        self._progress: CatchUpProgress | None = None
         self._progress_s = -inf
 
     def sealed(

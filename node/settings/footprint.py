@@ -61,7 +61,7 @@ INNER_STATE, CONTRIBUTION = "inner state", "contribution"
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Need:
     """`times` a unit, in a place, of one process."""
 
     process: Process
@@ -74,19 +74,19 @@ class Item:
 
 TABLE = (
     # Memory of the network process. What both map counts half for each.
-    Item("network", "memory", "anchor", "vector", 0.5, "mapped: the trainer reads it there"),
-    Item("network", "memory", "anchor, its own", "copied", 1, "where the trainer has a copy"),
-    Item("network", "memory", "anchor before", "vector", 0.75, "as a round ends; fitted"),
-    Item("network", "memory", "outer state", "slots", 1, "stepped in place"),
-    Item("network", "memory", "own contribution", "payload", 0.5, "mapped, as it was written"),
-    Item(
+    Need("network", "memory", "anchor", "vector", 0.5, "mapped: the trainer reads it there"),
+    Need("network", "memory", "anchor, its own", "copied", 1, "where the trainer has a copy"),
+    Need("network", "memory", "anchor before", "vector", 0.75, "as a round ends; fitted"),
+    Need("network", "memory", "outer state", "slots", 1, "stepped in place"),
+    Need("network", "memory", "own contribution", "payload", 0.5, "mapped, as it was written"),
+    Need(
         "network", "memory", "parts of others", "parts", 1 + ROUNDS_KEPT, "of this round and before"
     ),
-    Item("network", "memory", "results", "result", 1, "until they are on the disk"),
-    Item("network", "memory", "audit", "audited", 7, "states before and after, and a residual"),
+    Need("network", "memory", "results", "result", 1, "until they are on the disk"),
+    Need("network", "memory", "audit", "audited", 7, "states before and after, and a residual"),
     # Memory of the trainer; `card` is the device's, where there is one.
-    Item("trainer", "card", "weights", "vector", 1, "float32"),
-    Item(
+    Need("trainer", "card", "weights", "vector", 1, "float32"),
+    Need(
         "trainer",
         "card",
         "gradients",
@@ -94,37 +94,37 @@ TABLE = (
         1,
         "float32; then the drift takes their place",
     ),
-    Item("trainer", "card", "moments", "moments", 1, "AdamW's two, float32"),
-    Item("trainer", "card", "activations", "activations", 1, "of one pass"),
-    Item("trainer", "card", "weights before a climb", "climb", 1, "sam_radius"),
-    Item("trainer", "memory", "anchor", "vector", 0.5, "mapped: the network process has it"),
-    Item("trainer", "memory", "anchor, its own", "copied", 1, "of several fragments, or in flight"),
-    Item("trainer", "memory", "residual", "residual", 1, "of all fragments"),
-    Item("trainer", "memory", "contribution", "payload", 1, "encoded"),
-    Item("trainer", "memory", "variates", "variates", 1.25, "SCAFFOLD's four, and the correction"),
-    Item("trainer", "memory", "audit", "audited", 7, "a model of its own, and where it begins"),
+    Need("trainer", "card", "moments", "moments", 1, "AdamW's two, float32"),
+    Need("trainer", "card", "activations", "activations", 1, "of one pass"),
+    Need("trainer", "card", "weights before a climb", "climb", 1, "sam_radius"),
+    Need("trainer", "memory", "anchor", "vector", 0.5, "mapped: the network process has it"),
+    Need("trainer", "memory", "anchor, its own", "copied", 1, "of several fragments, or in flight"),
+    Need("trainer", "memory", "residual", "residual", 1, "of all fragments"),
+    Need("trainer", "memory", "contribution", "payload", 1, "encoded"),
+    Need("trainer", "memory", "variates", "variates", 1.25, "SCAFFOLD's four, and the correction"),
+    Need("trainer", "memory", "audit", "audited", 7, "a model of its own, and where it begins"),
     # On the disk.
-    Item("network", "disk", "checkpoints", "state", CHECKPOINTS_KEPT, "two kept, and a new one"),
-    Item("network", "disk", "one more checkpoint", "small state", 1, "a small model keeps three"),
-    Item("network", "disk", "results", "result", limits.RESULT_ROUNDS_KEPT, "of the last rounds"),
-    Item("trainer", "disk", "inner states", "inner", INNER_STATES_KEPT + 1, "kept, and a new one"),
-    Item("trainer", "disk", "contributions", "sums", SUMS_KEPT, "of the last rounds"),
-    Item("trainer", "disk", "moments", "moments apart", 2, "the last, and a new one"),
-    Item("trainer", "disk", "traces for audits", "traces", 1, "what peers may ask to see"),
+    Need("network", "disk", "checkpoints", "state", CHECKPOINTS_KEPT, "two kept, and a new one"),
+    Need("network", "disk", "one more checkpoint", "small state", 1, "a small model keeps three"),
+    Need("network", "disk", "results", "result", limits.RESULT_ROUNDS_KEPT, "of the last rounds"),
+    Need("trainer", "disk", "inner states", "inner", INNER_STATES_KEPT + 1, "kept, and a new one"),
+    Need("trainer", "disk", "contributions", "sums", SUMS_KEPT, "of the last rounds"),
+    Need("trainer", "disk", "moments", "moments apart", 2, "the last, and a new one"),
+    Need("trainer", "disk", "traces for audits", "traces", 1, "what peers may ask to see"),
     # Written in a round.
-    Item("network", "written", "results", "result", 1, "before the SEAL"),
-    Item("network", "written", "checkpoint", "state", 1 / ROUNDS_APART, "of a large model"),
-    Item(
+    Need("network", "written", "results", "result", 1, "before the SEAL"),
+    Need("network", "written", "checkpoint", "state", 1 / ROUNDS_APART, "of a large model"),
+    Need(
         *("network", "written", "checkpoint, each round", "small state", 1 - 1 / ROUNDS_APART),
         why="of a small one",
     ),
-    Item("trainer", "written", INNER_STATE, "inner", 1, "before the COMMIT leaves"),
-    Item("trainer", "written", CONTRIBUTION, "sums", 1, "what makes it again, before the COMMIT"),
-    Item(
+    Need("trainer", "written", INNER_STATE, "inner", 1, "before the COMMIT leaves"),
+    Need("trainer", "written", CONTRIBUTION, "sums", 1, "what makes it again, before the COMMIT"),
+    Need(
         *("trainer", "written", "moments", "moments apart", 1 / ROUNDS_APART),
         why="beside training, every five minutes: of each round only where rounds are as long",
     ),
-    Item(
+    Need(
         "trainer", "written", "traces for audits", "traced", 1, "states and residual of the round"
     ),
 )
@@ -179,7 +179,7 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
 
 def amounts(
     manifest: RunManifest, peers: int, place: Place, process: Process | None = None
-) -> Iterator[tuple[Item, int]]:
+) -> Iterator[tuple[Need, int]]:
     """The rows of a place, of one process or both, each with its bytes; without those of nothing.
 
     The memory of the trainer includes that of the device, if `place` is memory.

@@ -46,7 +46,7 @@ from protocol.rounds.round_config import Rare, never
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class CatchUpProgress:
     """How far a node is: `done` of `total` seals of the chain, or bytes of state or results."""
 
     what: str
@@ -161,18 +161,18 @@ class CatchUp:
         """Whether there is nothing to consider while nobody is ahead of us."""
         return self._source is None and self.wanted is None and self._behind[0] < 0
 
-    def progress(self, now_s: float) -> Progress | None:
+    def progress(self, now_s: float) -> CatchUpProgress | None:
         """How far it is; None if nothing is under way."""
         fetch, wanted = self._fetch, self.wanted
         if fetch is not None and wanted is not None:
             what = "state" if _is_state(fetch) else "rounds"
             rate = fetch.rate(now_s)
             done, total = fetch.here_bytes, fetch.total_bytes
-            return Progress(what, wanted.value.round, done, total, fetch.num_givers, rate)
+            return CatchUpProgress(what, wanted.value.round, done, total, fetch.num_givers, rate)
         if self._source is None or self._base is None:
             return None
         total = self._target - self._base.round
-        return Progress("chain", self._target, len(self._chain), total, 1, 0.0)
+        return CatchUpProgress("chain", self._target, len(self._chain), total, 1, 0.0)
 
     # The chain ----------------------------------------------------------------------------------
 

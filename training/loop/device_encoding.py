@@ -12,8 +12,10 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from training.channel.exchange import HasDraft
 from training.compression import Codec, Encodes, coarsest_of, in_grade
 from training.compression.blocks import (
     BlockCodec,
@@ -226,3 +228,30 @@ def _packed_rows(bit_RM: Tensor) -> Tensor:
     weights = 1 << torch.arange(8, device=bit_RM.device)
     byte_RM = (padded_RM.reshape(len(bit_RM), -1, 8) * weights).sum(dim=2)
     return byte_RM.to(torch.uint8)
+
+
+# Drafts -------------------------------------------------------------------------------------------
+#
+# Payloads lie at once where they are sent from: of a contribution there is no second copy.
+
+
+class Drafting:
+    """An encoder into the draft of an exchange; `begin` comes before each contribution."""
+
+    def __init__(self, encode: Encodes | None, exchange: HasDraft) -> None:
+        """`encode` stands in for the codec's own."""
+        self._encode, self._exchange = encode, exchange
+        self._left_B: NDArray[np.uint8] = np.empty(0, np.uint8)
+
+    def begin(self) -> None:
+        """The next cell is the first of a contribution."""
+        self._left_B = self._exchange.draft()
+
+    def __call__(self, codec: Codec, x_N: NDArray[np.float32]) -> bytes:
+        """See Encodes; what looks like bytes may be a view of the draft."""
+        payload = codec.encode(x_N) if self._encode is None else self._encode(codec, x_N)
+        if len(payload) > len(self._left_B):
+            return payload
+        place_B, self._left_B = np.split(self._left_B, [len(payload)])
+        place_B[:] = np.frombuffer(payload, np.uint8)
+        return place_B.data.toreadonly()  # type: ignore[return-value]  # read like bytes

@@ -44,8 +44,7 @@ from training.compression import (
     make_feedback,
 )
 from training.device.inner import apply_gradient, optimizer_tensors
-from training.loop.device_encoding import encoder_on
-from training.loop.drafting import Drafting
+from training.loop.device_encoding import Drafting, encoder_on
 from training.loop.inner_state import (
     InnerState,
     InnerStore,

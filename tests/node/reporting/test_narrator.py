@@ -7,7 +7,7 @@ import trio
 
 from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator, _why_left_out
 from node.status.board import EventLog
-from protocol.catching_up.catchup import Progress
+from protocol.catching_up.catchup import CatchUpProgress
 from protocol.identity import KeyedHashSigner
 from protocol.rounds.giving import Giving
 from protocol.rounds.restart import Restart
@@ -135,13 +135,13 @@ class Fetching:
     """A catch-up that is so far."""
 
     def __init__(self) -> None:
-        self.now: Progress | None = None
+        self.now: CatchUpProgress | None = None
 
     @property
     def is_busy(self) -> bool:
         return self.now is not None
 
-    def progress(self, now_s: float) -> Progress | None:
+    def progress(self, now_s: float) -> CatchUpProgress | None:
         return self.now
 
 
@@ -159,7 +159,7 @@ async def test_long_fetch_is_told_of_now_and_then_and_a_short_one_not(autojump_c
     narrator, texts = teller()
     fetching = Fetching()
     for done in range(8):
-        fetching.now = Progress("state", 42, done << 20, 8 << 20, 3, 1 << 20)
+        fetching.now = CatchUpProgress("state", 42, done << 20, 8 << 20, 3, 1 << 20)
         narrator.catching_up(fetching)  # type: ignore[arg-type]  # all that is asked of it
         await trio.sleep(PROGRESS_S / 2)
     assert texts == [
@@ -167,14 +167,15 @@ async def test_long_fetch_is_told_of_now_and_then_and_a_short_one_not(autojump_c
     ]
     fetching.now = None
     narrator.catching_up(fetching)  # type: ignore[arg-type]
-    fetching.now = Progress("rounds", 44, 1, 2, 1, 0.0)
+    fetching.now = CatchUpProgress("rounds", 44, 1, 2, 1, 0.0)
     narrator.catching_up(fetching)  # type: ignore[arg-type]
     assert len(texts) == 3
 
 
 def test_progress_says_what_is_fetched_in_a_line():
-    assert Progress("chain", 900, 225, 900, 1, 0.0).text == "seals up to round 900: 25 % checked"
-    text = Progress("rounds", 44, 1, 2, 1, 3.5e6).text
+    text = CatchUpProgress("chain", 900, 225, 900, 1, 0.0).text
+    assert text == "seals up to round 900: 25 % checked"
+    text = CatchUpProgress("rounds", 44, 1, 2, 1, 3.5e6).text
     assert text == "results up to round 44: 50 % from 1 peer, 3.3 MiB/s"
 
 
