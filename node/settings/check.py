@@ -56,6 +56,7 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.rounds.seating import Turns
 from training.compression import in_grade, make_codec, with_grades
+from training.methods.method import has_equal_steps
 from training.methods.presets import IN_PROCESS, PRESETS, is_paced
 from training.models.genesis import GptSize
 
@@ -327,7 +328,6 @@ class RoundTimes:
     exchange_s: float
     seal_s: float
     is_overlapped: bool
-    is_within_deadlines: bool
 
     @property
     def waited_s(self) -> float:
@@ -358,15 +358,7 @@ def round_times(found: Checked, line: Line, step_s: float | None) -> RoundTimes:
         exchange_s=exchange_s,
         seal_s=costs.seal_s,
         is_overlapped=found.manifest.outer.overlap > 1,
-        is_within_deadlines=is_within_deadlines(found.manifest, exchange_s),
     )
-
-
-def is_within_deadlines(manifest: RunManifest, exchange_s: float) -> bool:
-    """Whether rounds list those on such lines. A peer has the result of a round later than others,
-    by up to an exchange, and so comes with its next contribution: who is later than the cap is not
-    waited for (measured in worlds of four peers: with exchanges above the cap one is listed)."""
-    return exchange_s <= manifest.timing.deadline_cap_s
 
 
 def check_size_here(
@@ -399,7 +391,6 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
             **about,
             **seconds,
             "steps": times.steps,
-            "is_within_deadlines": times.is_within_deadlines,
         }
 
     def of(record: object, *names: str) -> dict[str, object]:
@@ -411,6 +402,7 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         **of(outer, "feedback", "aggregator", "optimizer", "learning_rate", "momentum"),
         "fragments": len(manifest.shards[0].fragments),
         "overlap": outer.overlap,
+        "equal_steps": has_equal_steps(manifest),
         "then": [dataclasses.asdict(one) for one in outer.then],
         "topology": outer.topology,
         "other_topology": other_than(outer.topology),
@@ -498,6 +490,7 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
         ("disk", f"about {_size(costs.disk_bytes)}; {_size(costs.written_bytes)} written a round"),
         ("this machine", _this_machine(found)),
         ("deadlines", _deadlines(found)),
+        ("unequal speed", _unequal(found)),
     ]
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(no_wrap=True)
@@ -552,23 +545,22 @@ def _this_machine(found: Checked) -> str:
     return f"has {gib(machine.memory_bytes)} of memory and {gib(machine.disk_bytes)} of disk free"
 
 
-FLOOR_EXCHANGES = 2.5
-"""A floor of so many exchanges lists all from the second round on, in worlds of four peers."""
-
-
 def _deadlines(found: Checked) -> str:
-    """Whether they do for the lines, and which would."""
     timing = found.manifest.timing
-    told = f"{timing.deadline_floor_s:g} to {timing.deadline_cap_s:g} s"
-    times = {line.name: round_times(found, line, None) for line in found.lines}
-    late = {name: one.exchange_s for name, one in times.items() if not one.is_within_deadlines}
-    if not late:
-        return f"{told}: enough for these lines"
-    floor_s = min(3600, math.ceil(FLOOR_EXCHANGES * max(late.values())))
     return (
-        f"{told}: TOO SHORT for {', '.join(late)}, where few but the founder would be listed. Set"
-        f" [timing] deadline_floor_s to {floor_s} and deadline_cap_s to {4 * floor_s}, or send less"
+        f"{timing.deadline_floor_s:g} to {timing.deadline_cap_s:g} s in which nothing happens;"
+        " work that moves on is waited for"
     )
+
+
+def _unequal(found: Checked) -> str:
+    """What becomes of machines that are slower than the others."""
+    if has_equal_steps(found.manifest):
+        return (
+            "all take equally many steps, and a round as long as the slowest needs: with one"
+            " machine of half the speed the others wait half of the time"
+        )
+    return "each takes as many of the steps as fit its speed, and counts by its tokens"
 
 
 def _lines(found: Checked, step_s: float | None) -> Table:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -435,24 +434,20 @@ def test_round_is_told_by_its_parts_on_each_line(tmp_path: Path) -> None:
     assert {(one["train_s"], one["round_s"]) for one in lines} == {(None, None)}
 
 
-def test_deadlines_that_are_too_short_for_the_lines_are_said_with_which_would_do(
-    tmp_path: Path,
-) -> None:
-    slow = Line("modem", 1.0, 0.01, 30.0)
-
-    def told(timing: str, line: Line = slow) -> tuple[str, object]:
-        found = replace(check_run_file(file(tmp_path, timing), 8), lines=(line,))
-        lines: Any = check_json(found, None)["lines"]
-        return people(found), lines[0]["is_within_deadlines"]
-
-    text, is_within = told("")
-    assert "TOO SHORT for modem" in text
-    assert not is_within
-    floor_s, cap_s = re.findall(r"deadline_floor_s to (\d+) and deadline_cap_s to (\d+)", text)[0]
-    text, is_within = told(f"[timing]\ndeadline_floor_s = {floor_s}.0\ndeadline_cap_s = {cap_s}.0")
-    assert "enough for these lines" in text
-    assert is_within
-    assert told("", HOME_LINES[0])[1]
+@pytest.mark.parametrize(
+    ("text", "is_equal"),
+    [
+        ("", False),
+        ("[outer]\npreset = 'auto'", False),
+        ("[inner]\nequal_steps = true", True),
+        ("trust = 'open'\n[audits]\nrate = 0.2", True),
+        ("[outer]\npreset = 'streaming_diloco'", True),
+    ],
+)
+def test_what_becomes_of_slow_machines_is_told(tmp_path: Path, text: str, is_equal: bool) -> None:
+    found = check_run_file(file(tmp_path, text), 8)
+    assert check_json(found, None)["equal_steps"] is is_equal
+    assert ("others wait half of the time" in " ".join(people(found).split())) is is_equal
 
 
 def test_what_audits_move_is_in_what_a_round_moves_and_not_in_the_exchange(tmp_path: Path) -> None:
