@@ -151,6 +151,11 @@ def test_parts_that_are_withheld_stop_a_round_that_lists_whoever_committed():
 
 
 @pytest.mark.extended
+@pytest.mark.xfail(
+    strict=True,
+    reason="since an attempt's clock stands still while members move (R2) no state of this scope"
+    " shows the looser wording: the scope is to be aimed anew",
+)
 def test_attempt_that_each_times_alone_is_never_one_of_all():
     """Who left the closer unheard is an attempt ahead of those who wait for its LIST, for ever."""
     scope = LiarScope(attempts=1, restarts=1, every=1)

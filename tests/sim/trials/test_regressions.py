@@ -96,14 +96,14 @@ FOUND = [
     ),
     Found(
         "signatures-lost-in-the-log",
-        4,
+        7,
         lambda: patch.object(RoundView, "is_doubtful", lambda self, value: False),
         "I5",
         "its residual says otherwise",
     ),
     Found(
         "commit-of-a-lost-disk",
-        19,
+        0,
         lambda: _listed_as(_listed_whoever_trained),
         "I5",
         "its residual says otherwise",

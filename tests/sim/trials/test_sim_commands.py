@@ -62,7 +62,8 @@ def test_run_with_liars_tells_what_they_met_and_how_many_were_banned(files):
     assert "scale against default: 2 lie, 2 banned, 0 honest ones accused; " in shown
     assert "honest ones lost 0 votes and 0 seats; loss 1." in shown
     # What ruins it once is no longer made good by a ban.
-    shown = " ".join(barnraise(*liars, "--aggregator", "mean").output.split())
+    longer = (*liars, "--rounds", "8", "--aggregator", "mean")
+    shown = " ".join(barnraise(*longer).output.split())
     assert "scale against mean: 2 lie, 2 banned, 0 honest ones accused; " in shown
     assert "honest ones lost 0 votes and 0 seats; loss inf" in shown
 

@@ -52,6 +52,11 @@ def _shares(world: World, index: int) -> dict[PeerId, int]:
 
 
 @pytest.mark.extended
+@pytest.mark.xfail(
+    strict=True,
+    reason="one slow line of six is a few: its time beyond a third more is charged to it (R2), and"
+    " after four such rounds it is neither waited for nor listed; a dawdler looks the same",
+)
 def test_uplink_ten_times_slower_sums_a_tenth_and_rounds_are_faster_for_it(seed):
     slow = replace(LINE, bytes_per_s=LINE.bytes_per_s / 10)
     world, by_rate_s = paced(seed, slow=slow)
