@@ -15,6 +15,7 @@ import sim.exploration.table
 from protocol.messages import Body, Commit, SignedMessage
 from protocol.rounds import supply
 from protocol.rounds.ballots import BallotEntry, Ballots, Filed
+from protocol.rounds.patience import Patience
 from protocol.rounds.roster import has_quorum
 from protocol.rounds.round_view import RoundView
 from tests.sim.looser import any_certificate_unlocks as any_certificate_unlocks
@@ -83,6 +84,11 @@ def third_is_dropped() -> Loosened:
 def attempts_are_timed_alone() -> Loosened:
     """A later attempt is timed from when one entered it, whoever else is there."""
     return mock.patch.object(protocol.rounds.round_machine, "is_attended", return_value=True)
+
+
+def late_members_are_not_given_up() -> Loosened:
+    """Nobody is waited for because it moves, nor given up because it is late."""
+    return mock.patch.object(Patience, "wait", return_value=None)
 
 
 def lists_are_late_at_once() -> Loosened:
