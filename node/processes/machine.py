@@ -41,13 +41,17 @@ def read_machine(folder: Path) -> Machine:
     within = folder.absolute()
     while not within.exists() and within != within.parent:
         within = within.parent
-    allowed = min(allowed_bytes(_CGROUPS, _OWN_CGROUP), default=None)
-    available: int = psutil.virtual_memory().available
     return Machine(
-        memory_bytes=available if allowed is None else min(available, allowed),
+        memory_bytes=free_memory_bytes(),
         disk_bytes=shutil.disk_usage(within).free,
         has_card=_CARD_DRIVER.exists(),
     )
+
+
+def free_memory_bytes() -> int:
+    """Memory that can be had without swapping, within what a container is allowed."""
+    available: int = psutil.virtual_memory().available
+    return min((available, *allowed_bytes(_CGROUPS, _OWN_CGROUP)))
 
 
 def allowed_bytes(root: Path, own: Path) -> Iterator[int]:

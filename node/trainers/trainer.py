@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from node.holdings.shard_store import ShardStore
 from node.processes.children import child_environment, end_child
+from node.processes.machine import free_memory_bytes
 from protocol.errors import BarnraiseError, TrainerError
 from protocol.grid import Layout
 from protocol.manifest import RunManifest
@@ -552,7 +553,7 @@ def channel_for(config: TrainerConfig) -> Iterator[ChannelFile]:
         with suppress(PermissionError):
             stale.unlink(missing_ok=True)
     spec = channel_spec(config.manifest, config.shard)
-    in_memory = ChannelFile.create_in_memory(spec)
+    in_memory = ChannelFile.create_in_memory(spec, free_memory_bytes())
     if in_memory is not None:
         with in_memory:
             yield in_memory

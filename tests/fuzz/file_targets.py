@@ -121,7 +121,7 @@ SUMS = np.arange(24, dtype="<f4").tobytes()
 
 def _read_sums(path: Path) -> None:
     """With the digest of what is read: else only one file has a chance."""
-    read_sums(path, (8, 16), blake3(path.read_bytes()).digest())
+    read_sums(path, 24, blake3(path.read_bytes()).digest())
 
 
 def _tensor_file(state: InnerState | None = None) -> tuple[bytes, ...]:
@@ -202,6 +202,13 @@ def _trace_file() -> tuple[bytes, ...]:
         return ((Path(folder) / "round-000001.trace").read_bytes(),)
 
 
+def _read_open(path: Path) -> None:
+    found = TraceFolder(path.parent, TRACED).still_open(1)
+    if found is None:
+        raise CheckpointError("passed over")
+    assert found <= {0, 1}
+
+
 def _read_export(path: Path) -> None:
     with suppress(ConfigError, CheckpointError):
         open_export(path)
@@ -215,6 +222,39 @@ CHECKPOINT = Target(
     errors=(CheckpointError,),
     memory_base=FILE_BYTES + PACKER_BYTES,
 )
+
+TENSORS = Target(
+    name="",
+    covers=(),
+    read=_read_inner,
+    errors=(CheckpointError,),
+    examples=_tensor_file,
+    wrap=_with_digest,
+    memory_base=FILE_BYTES + PACKER_BYTES,
+    memory_factor=8,
+)
+
+TENSOR_FILES: tuple[tuple[str, str, Read, tuple[type[Exception], ...]], ...] = (
+    (
+        "tensor file",
+        "training.files.tensor_file.read_tensors",
+        from_file(partial(read_tensor_file, tensors_max=40), "x.safetensors"),
+        (CheckpointError,),
+    ),
+    (
+        "text of a tensor file",
+        "training.files.tensor_file.read_metadata",
+        from_file(read_metadata, "x.safetensors"),
+        (CheckpointError,),
+    ),
+    (
+        "moments of their own file",
+        "training.loop.moments.MomentsFile.read",
+        from_file(_read_moments_file, MOMENTS_FILE),
+        (),
+    ),
+)
+"""Name, what is covered, how it is read, and what it may raise."""
 
 
 TARGETS = [
@@ -234,18 +274,14 @@ TARGETS = [
         dump=_signed_meta,
         memory_factor=60,
     ),
-    Target(
+    dataclasses.replace(
+        TENSORS,
         name="inner state",
         covers=(
             "training.files.tensor_file.read_tensors",
             "training.loop.inner_state.InnerFolder.newest",
         ),
         read=_read_inner,
-        errors=(CheckpointError,),
-        examples=_tensor_file,
-        wrap=_with_digest,
-        memory_base=FILE_BYTES + PACKER_BYTES,
-        memory_factor=8,
     ),
     Target(
         name="moments",
@@ -268,36 +304,16 @@ TARGETS = [
         memory_factor=16,
     ),
     Target(
-        name="tensor file",
-        covers=("training.files.tensor_file.read_tensors",),
-        read=from_file(partial(read_tensor_file, tensors_max=40), "x.safetensors"),
+        name="segments that are open",
+        covers=("training.audits.traces.TraceFolder.still_open",),
+        read=from_file(_read_open, "round-000001.open"),
         errors=(CheckpointError,),
-        examples=_tensor_file,
-        wrap=_with_digest,
+        examples=lambda: (b"\x90", b"\x92\x00\x01"),
         memory_base=FILE_BYTES + PACKER_BYTES,
-        memory_factor=8,
     ),
-    Target(
-        name="text of a tensor file",
-        covers=("training.files.tensor_file.read_metadata",),
-        read=from_file(read_metadata, "x.safetensors"),
-        errors=(CheckpointError,),
-        examples=_tensor_file,
-        wrap=_with_digest,
-        memory_base=FILE_BYTES + PACKER_BYTES,
-        memory_factor=8,
-    ),
-    Target(
-        name="moments of their own file",
-        covers=("training.loop.moments.MomentsFile.read",),
-        read=from_file(
-            lambda path: MomentsFile(path.parent, {}).read(tensors_max=40), MOMENTS_FILE
-        ),
-        errors=(),
-        examples=_tensor_file,
-        wrap=_with_digest,
-        memory_base=FILE_BYTES + PACKER_BYTES,
-        memory_factor=8,
+    *(
+        dataclasses.replace(TENSORS, name=name, covers=(covered,), read=read, errors=errors)
+        for name, covered, read, errors in TENSOR_FILES
     ),
     Target(
         name="sums",

@@ -64,6 +64,7 @@ EXEMPT = {
     "training.data.corpus.read_stdlib": "text as it lies there",
     "training.device.device.open_device": "a name out of a fixed set",
     "training.models.building.read_fragment": "weights of a module in memory",
+    "training.models.building.read_fragments": "weights of a module in memory",
     "training.kernels.load": "takes what our own installation built, beside its source",
 }
 

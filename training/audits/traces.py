@@ -27,7 +27,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import accumulate, islice
+from itertools import accumulate, chain, islice
 from pathlib import Path
 from typing import overload
 
@@ -183,7 +183,8 @@ def _state_cuts(layout: Layout) -> list[int]:
 
 
 class TraceWriter:
-    """Writes what is kept of one round, as it is trained. All raise OSError on a full disk."""
+    """Writes what is kept of one round, as it is trained; of one that is not closed, what is there
+    goes with the next one. All raise OSError on a full disk."""
 
     def __init__(
         self, path: Path, manifest: RunManifest, place: SegmentPlace, anchor_N: Vector
@@ -228,9 +229,6 @@ class TraceWriter:
         body = [_VERSION, self._run, *told, self._names, self._anchor, residual]
         _replace(self._path, body)
         return roots
-
-    def drop(self) -> None:
-        """The round is not trained to its end: what is there of it goes with the next one."""
 
 
 def _replace(path: Path, body: Sequence[object]) -> None:
@@ -311,10 +309,11 @@ class TraceFolder:
         path = self._folder / f"round-{round_index:06d}{OPEN_SUFFIX}"
         try:
             with path.open("rb") as file:
-                said = msgpack.unpackb(file.read(limits.KIB))
-            return frozenset(int(segment) for segment in said)
+                said = frozenset(msgpack.unpackb(file.read(limits.KIB)))
         except (OSError, ValueError, TypeError, msgpack.exceptions.UnpackException):
             return None
+        # The one behind those of training is the encoding.
+        return said if said <= set(range(self._manifest.audits.segments + 1)) else None
 
     def find(self, root: bytes) -> Sequence[bytes]:
         """The cells of a state or residual, kept or not; empty of another one."""
@@ -434,7 +433,9 @@ def read_trace_names(path: Path, manifest: RunManifest) -> Trace:
             if len(found) != len(expected) or any(len(root) != ROOT_BYTES for root in found):
                 raise CheckpointError(f"{path} names other cells")
         parts = [StoredCells(path.parent, tuple(found), *rest) for found, *rest in each]
-        ranges = tuple((int(first), int(count)) for first, count in lease)
+        ranges = tuple((first, count) for first, count in lease)
+        if any(type(n) is not int or n < 0 for n in (index, step, *chain(*ranges))):
+            raise CheckpointError(f"{path} has no place in the run")
         return Trace(
             path=path,
             place=SegmentPlace(round=index, step=step, segment=0, lease=ranges),

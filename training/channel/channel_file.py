@@ -63,18 +63,6 @@ MEMORY_SHARE = 4
 """A file without a name cannot leave memory where there is no swap: it may take a quarter of what
 is free."""
 
-_MEMORY_FILE = Path("/proc/meminfo")
-
-
-def free_memory_bytes() -> int:
-    """Memory that can be had without swapping; 0 where the system does not say."""
-    try:
-        lines = _MEMORY_FILE.read_text().splitlines()
-        (line,) = (line for line in lines if line.startswith("MemAvailable:"))
-        return 1024 * int(line.split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
-
 
 @dataclass(frozen=True)
 class ChannelSpec:
@@ -189,10 +177,11 @@ class ChannelFile:
             return cls._begin(file, path, spec)
 
     @classmethod
-    def create_in_memory(cls, spec: ChannelSpec) -> "ChannelFile | None":
+    def create_in_memory(cls, spec: ChannelSpec, free_bytes: int) -> "ChannelFile | None":
         """The same without a name; its path is good for processes of this user, while this one
-        lives. None where the system has no such files, or not `MEMORY_SHARE` times the memory."""
-        if not hasattr(os, "memfd_create") or MEMORY_SHARE * spec.used_bytes > free_memory_bytes():
+        lives. None where the system has no such files, or `free_bytes`, memory without swapping,
+        are not `MEMORY_SHARE` times what it takes."""
+        if not hasattr(os, "memfd_create") or MEMORY_SHARE * spec.used_bytes > free_bytes:
             return None
         try:
             descriptor = os.memfd_create("barnraise" + CHANNEL_SUFFIX)

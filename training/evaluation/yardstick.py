@@ -25,7 +25,7 @@ from training.device.inner import (
 )
 from training.evaluation import Sampling
 from training.loop.idle_validation import VALIDATION_WINDOWS
-from training.models.building import build_model, tokens_per_sample, write_fragment
+from training.models.building import build_model, tokens_per_sample, write_fragments
 
 YARDSTICK_WINDOWS = 1024
 """Held-out windows behind the numbers of methods that are compared."""
@@ -63,8 +63,7 @@ def model_of(
 ) -> nn.Module:
     """The run's model with the weights of a checkpoint. Raises what `build_model` does."""
     model = build_model(manifest, model_file=model_file)
-    for fragment, anchor_N in enumerate(anchors):
-        write_fragment(model, manifest.shards[0], fragment, anchor_N)
+    write_fragments(model, manifest.shards[0], anchors)
     return model
 
 

@@ -23,7 +23,7 @@ from training.channel.frames import Validation
 from training.channel.trainer_end import ChannelExchange
 from training.device.inner import MicroBatch, validation_loss
 from training.loop.stopwatch import Stopwatch
-from training.models.building import read_fragment, write_fragment
+from training.models.building import read_fragments, write_fragments
 
 VALIDATION_WINDOWS = 128
 """Held-out windows per validation: fixed, so that curves of all nodes and rounds compare."""
@@ -65,22 +65,11 @@ def anchor_loss(
 
     In float32 on every device, so that the curves of all nodes compare.
     """
-    working = weights_of(model, shard)
-    put_weights(model, shard, anchors)
+    working = read_fragments(model, shard)
+    write_fragments(model, shard, anchors)
     loss = validation_loss(model, held_out_BW, batch_windows)
-    put_weights(model, shard, working)
+    write_fragments(model, shard, working)
     return loss
-
-
-def weights_of(model: nn.Module, shard: ShardSpec) -> list[NDArray[np.float32]]:
-    """Copies of the working weights, by fragment."""
-    return [read_fragment(model, shard, fragment) for fragment in range(len(shard.fragments))]
-
-
-def put_weights(model: nn.Module, shard: ShardSpec, weights: Sequence[NDArray[np.float32]]) -> None:
-    """Inverse of `weights_of`."""
-    for fragment, weights_N in enumerate(weights):
-        write_fragment(model, shard, fragment, weights_N)
 
 
 def spread_order(count: int) -> NDArray[np.int64]:
@@ -151,8 +140,8 @@ class IdleValidator:
         with self._watch.within("validate"):
             for parameter in held_out.model.parameters():
                 parameter.grad = None  # Each step makes its own; the copy takes their memory.
-            self._working = weights_of(held_out.model, held_out.shard)
-            put_weights(held_out.model, held_out.shard, self._exchange.anchors)
+            self._working = read_fragments(held_out.model, held_out.shard)
+            write_fragments(held_out.model, held_out.shard, self._exchange.anchors)
         self._num_done, self._total, self._piece = 0, 0.0, 1
         self._left_s -= self._now_s() - began_s
 
@@ -181,7 +170,7 @@ class IdleValidator:
         while (is_alone or (is_ahead and self._num_done < self._least)) and self.go_on():
             pass
         with self._watch.within("validate"):
-            put_weights(self._held_out.model, self._held_out.shard, self._working)
+            write_fragments(self._held_out.model, self._held_out.shard, self._working)
         self._working = []
         if self._num_done >= self._least:
             self._tell(self._round, self._total / self._num_done, self._num_done)

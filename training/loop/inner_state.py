@@ -85,9 +85,9 @@ class InnerState:
 
     `residuals` are those of all fragments before the contribution, `roots` theirs where they are
     known, `residual_after_N` that of the contribution's fragment if it is sealed; None stands for
-    zero. `anchor` is the digest of the
-    anchor that the contribution is relative to; with a round of delay of the newest that was known
-    when it was handed over. `optimizer` names the class that `moments` are of.
+    zero. `anchor` is the digest of the anchor that the contribution is relative to; with a round of
+    delay of the newest that was known when it was handed over. `optimizer` names the class that
+    `moments` are of.
     `drifting` are the working weights of the other fragments, which go on against older anchors:
     by fragment the digest of the anchor, and the weights; with two rounds in flight (R5) that of
     the contribution is among them. `pending` are earlier rounds that were contributed to and had no
@@ -255,13 +255,10 @@ class InnerFolder:
     def _leave_out(self, state: InnerState, words: dict[str, str]) -> set[str]:
         """Names of the tensors that lie elsewhere; the words say where."""
         left_out = {_MOMENTS + name for name in state.moments}
-        writer, self._writer = self._writer, None
+        writer = self._writer
         if writer is not None and writer.path == self._sums_path(state.round):
-            try:
-                words[_SUMS] = writer.finish().hex()
-            except OSError:
-                writer.drop()
-                raise
+            words[_SUMS] = writer.finish().hex()
+            self._writer = None
             left_out.add(_RESIDUAL_AFTER)
             if isinstance(self._codec, DenseCodec):
                 left_out.add(_PAYLOAD)  # Others are not worth to be encoded again to the bit.
@@ -406,19 +403,20 @@ class InnerFolder:
         words = content.metadata
         numels = self._layout.cell_numels[int(words["fragment"])]
         path = self._sums_path(round_index)
-        cells = read_sums(path, numels, bytes.fromhex(words[_SUMS]))
+        after_N = read_sums(path, sum(numels), bytes.fromhex(words[_SUMS]))
+        cells = np.split(after_N, np.cumsum(numels)[:-1])
         if _PAYLOAD in content.tensors:
             payload = content.tensors[_PAYLOAD].numpy()
         else:
-            encoded = b"".join(self._codec.encode(cell_N) for cell_N in cells)
-            payload = np.frombuffer(bytearray(encoded), np.uint8)
+            encoded = bytearray().join(self._codec.encode(cell_N) for cell_N in cells)
+            payload = np.frombuffer(encoded, np.uint8)
         lengths = content.tensors[_LENGTHS].tolist()
         start = 0
         for cell_N, length in zip(cells, lengths, strict=True):
             cell = payload[start : start + length].tobytes()
             cell_N -= self._codec.decode(cell, len(cell_N))
             start += length
-        after_N = np.concatenate(cells)
+        # What is left of the sums, in their memory.
         if residual_root(after_N, self._layout.cell_elements).hex() != words["residual_after"]:
             raise CheckpointError(f"{path} leaves another residual than it did")
         return after_N, payload

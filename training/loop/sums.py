@@ -9,7 +9,6 @@ behind are still encoded; what is left to wait for at the end is little.
 
 import os
 from collections import deque
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -77,15 +76,15 @@ class SumsWriter:
         self._file.close()
 
 
-def read_sums(path: Path, numels: Sequence[int], digest: bytes) -> list[NDArray[np.float32]]:
-    """The cells, of these sizes. Raises CheckpointError unless the file is what was written."""
+def read_sums(path: Path, numel: int, digest: bytes) -> NDArray[np.float32]:
+    """All cells of a fragment of `numel` elements, one behind the other. Raises CheckpointError
+    unless the file is what was written."""
     try:
-        if path.stat().st_size != 4 * sum(numels):
+        if path.stat().st_size != 4 * numel:
             raise CheckpointError(f"{path} has another size")
         sums_N = np.fromfile(path, dtype="<f4")
     except OSError as error:
         raise CheckpointError(f"{path}: {error}") from error
     if blake3(sums_N.data.cast("B")).digest() != digest:
         raise CheckpointError(f"{path} is not the file that was written")
-    ends = np.cumsum(numels)
-    return [sums_N[end - numel : end] for end, numel in zip(ends, numels, strict=True)]
+    return sums_N

@@ -40,7 +40,7 @@ from training.device.device import Device
 from training.device.inner import accumulate_gradient, apply_gradient, load_optimizer_tensors
 from training.loop.diloco import RoundWatcher
 from training.loop.inner_state import Recalled
-from training.models.building import read_fragment, write_fragment
+from training.models.building import read_fragments, write_fragment
 from training.numeric.arithmetic import joined
 
 MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
@@ -120,8 +120,7 @@ def state_of_model(
             steps = int(kept.get(_STEP, 0))
         whole = torch.cat([part.detach().to("cpu", torch.float32).flatten() for part in flat])
         moments.append(whole.numpy())
-    fragments = range(len(shard.fragments))
-    weights_N = joined([read_fragment(model, shard, fragment) for fragment in fragments])
+    weights_N = joined(read_fragments(model, shard))
     return SegmentState(weights_N, tuple(moments), steps, left)
 
 
@@ -201,8 +200,6 @@ class RoundTracer(RoundWatcher):
         if segment is not None:
             torch.manual_seed(luck_of(self._manifest, round_index, lease, segment))
         if local_step == 0:
-            if self._writer is not None:
-                self._writer.drop()
             place = SegmentPlace(round=round_index, step=clock.step, segment=0, lease=lease)
             self._writer = self._folder.writer(place, joined(anchors))
             self._round = round_index

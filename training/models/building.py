@@ -30,6 +30,7 @@ from protocol.manifest import ModelSpec, RunManifest
 from training.device.inner import is_out_of_memory
 from training.models.genesis import (
     MODEL_FILE,
+    VOCABULARY,
     GptShape,
     ModelFile,
     build_settings,
@@ -278,7 +279,6 @@ def _some(names: Collection[str]) -> str:
 # A model from a file -----------------------------------------------------------------------------
 
 _MODULE = "barnraise_model_file"
-_VOCABULARY = 256
 _WHY_CHARACTERS_MAX = 400
 
 ALONE = "a model file goes to each peer alone, and nothing beside it is found there"
@@ -395,8 +395,8 @@ def check_forward(model: nn.Module, context: int) -> None:
     with torch.no_grad():
         logits = model(torch.zeros(2, context, dtype=torch.int64))
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if shape != (2, context, _VOCABULARY):
-        wanted = (2, context, _VOCABULARY)
+    if shape != (2, context, VOCABULARY):
+        wanted = (2, context, VOCABULARY)
         is_tensor = isinstance(logits, torch.Tensor)
         why = "each predicts the next of 256 byte values" if is_tensor else "return a tensor alone"
         raise ConfigError(f"the model must give logits of shape {wanted}, it gave {shape}: {why}")
@@ -407,7 +407,7 @@ def check_backward(model: nn.Module, context: int) -> tuple[str, ...]:
 
     For a model that `check_forward` has passed.
     """
-    bytes_BT = torch.arange(context).remainder(_VOCABULARY).unsqueeze(0)
+    bytes_BT = torch.arange(context).remainder(VOCABULARY).unsqueeze(0)
     logits_BTV = model.train()(bytes_BT).float()
     if not logits_BTV.requires_grad:
         raise ConfigError(
@@ -451,8 +451,7 @@ def build_model(
     else:
         factory: ModelFactory = MODELS[manifest.model.name]
         model = factory(manifest.model)
-    for fragment, weights_N in enumerate(genesis_weights(manifest, shard)):
-        write_fragment(model, manifest.shards[shard], fragment, weights_N)
+    write_fragments(model, manifest.shards[shard], genesis_weights(manifest, shard))
     return model.train()
 
 
@@ -483,6 +482,19 @@ def write_fragment(
             parameters[spec.name].copy_(torch.from_numpy(part).reshape(spec.shape))
             start += spec.numel
     assert start == len(weights_N), f"fragment {fragment} has {start} elements"
+
+
+def read_fragments(model: nn.Module, shard: ShardSpec) -> list[NDArray[np.float32]]:
+    """New vectors with the working weights of all fragments, by fragment."""
+    return [read_fragment(model, shard, fragment) for fragment in range(len(shard.fragments))]
+
+
+def write_fragments(
+    model: nn.Module, shard: ShardSpec, weights: Iterable[NDArray[np.float32]]
+) -> None:
+    """Inverse of `read_fragments`."""
+    for fragment, weights_N in enumerate(weights):
+        write_fragment(model, shard, fragment, weights_N)
 
 
 class _Matrix(nn.Module):
@@ -550,7 +562,7 @@ class Gpt(nn.Module):
         super().__init__()
         shape = GptShape.of(model)
         self.context = shape.context
-        self.embedding = _Matrix(256, shape.width)
+        self.embedding = _Matrix(VOCABULARY, shape.width)
         self.positions = _Matrix(shape.context, shape.width)
         self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width)

@@ -4,7 +4,7 @@ What a cell is decoded, summed and stepped in is a mebibyte each time, and glibc
 back to the system as soon as they are free: the next one is new pages, each a fault and a page of
 zeros. Averaging 20 million float32 spent two fifths of its processor time in the system that way.
 Here freed blocks are kept for the next one. What stays for a round, the cells themselves, has
-memory of its own (`node.holdings.states`).
+memory of its own (`node.holdings.states.CellMemory`).
 """
 
 import ctypes
@@ -55,8 +55,8 @@ class _Usage(ctypes.Structure):
 def give_back_free_memory() -> int:
     """Have the heap give its free pages back where they are many; how many bytes were free.
 
-    A round makes cells of its own memory (`cell_memory`), so what is free here was needed once: by
-    a state that was made or fetched. 0 where the C library does not say.
+    A round makes cells of memory of their own, so what is free here was needed once: by a state
+    that was made or fetched. 0 where the C library does not say.
     """
     try:
         libc = ctypes.CDLL(None)

@@ -9,11 +9,11 @@ import pytest
 import trio
 import trio.testing
 
+from node.trainers import trainer as trainer_edge
 from node.trainers.attached_trainer import Attachment, _end_early
 from node.trainers.trainer import TrainerConfig
 from protocol.errors import RefusedError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
-from training.channel import channel_file
 from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import (
     TO_USER,
@@ -206,7 +206,7 @@ async def test_leaving_a_trainer_is_for_the_node_to_act_on(user):
 async def test_the_file_is_gone_with_the_trainer_and_a_raised_error_is_not_wrapped(
     user, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(channel_file, "free_memory_bytes", lambda: 0)
+    monkeypatch.setattr(trainer_edge, "free_memory_bytes", lambda: 0)
     async with user.reading():
 
         async def raises():

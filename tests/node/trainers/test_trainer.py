@@ -16,11 +16,11 @@ import trio.testing
 
 from node.holdings.shard_store import ShardStore
 from node.processes.children import child_environment, trainer_threads
+from node.trainers import trainer as trainer_edge
 from node.trainers.trainer import TrainerConfig, anchors_in_place, open_trainer
 from protocol.errors import ManifestError, TrainerError
 from tests.training.disk_run import MANIFEST_FILE, write_run
 from tests.training.replicas import INNER
-from training.channel import channel_file
 from training.channel.exchange import Contribution, Outcome, RunClock
 from training.channel.frames import Audit, Progress, Ready, Start, Validation
 from training.models.genesis import genesis_weights
@@ -173,7 +173,7 @@ async def test_anchor_that_is_still_measured_behind_the_contribution_is_held_unt
 @pytest.fixture
 def on_disk(monkeypatch):
     """As where there is no memory for the mapped file."""
-    monkeypatch.setattr(channel_file, "free_memory_bytes", lambda: 0)
+    monkeypatch.setattr(trainer_edge, "free_memory_bytes", lambda: 0)
 
 
 @LINUX
@@ -310,8 +310,7 @@ async def test_a_killed_network_process_takes_its_trainer_along(tmp_path):
 import sys, trio
 from pathlib import Path
 from tests.node.trainers.test_trainer import *
-from training.channel import channel_file
-channel_file.free_memory_bytes = lambda: 0
+trainer_edge.free_memory_bytes = lambda: 0
 async def main():
     run = config(Path(sys.argv[1]), batch=LONG_BATCH)
     async with open_trainer(run) as trainer:

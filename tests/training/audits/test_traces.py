@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import msgpack
 import pytest
 
 from protocol.errors import CheckpointError
@@ -209,15 +210,17 @@ def test_file_that_says_what_is_open_is_all_or_nothing(rare, tmp_path):
     rare.close(3, still_open=(2, 5))
     assert rare.still_open(3) == {2, 5}
     path = tmp_path / "traces" / "round-000003.open"
-    for garbage in (b"", b"\x93\x01", b"\xc0", bytes(9000)):
+    torn = (b"", b"\x93\x01", b"\xc0", bytes(9000))
+    no_segments = ([SEGMENTS + 1], [-1, 2], [float("inf")], ["2"], [[2]], b"\xff")
+    for garbage in (*torn, *map(msgpack.packb, no_segments)):
         path.write_bytes(garbage)
-        assert rare.still_open(3) in (None, frozenset())
+        assert rare.still_open(3) is None
 
 
 def test_newest_round_is_kept_whole_though_it_is_closed(rare):
     write(rare, 1)
     rare.close(1, still_open=())
-    rare.writer(place_of(2), state(2).weights_N).drop()
+    rare.writer(place_of(2), state(2).weights_N)
     first = rare.first(1)
     assert first is not None
     assert first.cells(LAYOUT) == state(100).cells(LAYOUT)
@@ -267,6 +270,31 @@ def test_file_that_is_torn_or_of_another_run_is_none(folder, tmp_path):
     assert folder.find(roots.trace[0])
 
 
+@pytest.mark.parametrize(
+    ("field", "said"),
+    [
+        (2, -3),
+        (2, 3.0),
+        (3, "0"),
+        (4, [[0, float("inf")]]),
+        (4, [[0, -1]]),
+        (4, [[0, 1, 2]]),
+        (4, 7),
+    ],
+)
+def test_file_whose_place_is_none_of_a_run_is_torn(folder, tmp_path, field, said):
+    """Round, step and lease are numbers from zero on."""
+    write(folder, 3)
+    path = tmp_path / "traces" / "round-000003.trace"
+    body = msgpack.unpackb(path.read_bytes())
+    assert body[2:4] == [3, place_of(3).step]
+    body[field] = said
+    path.write_bytes(msgpack.packb(body))
+    with pytest.raises(CheckpointError):
+        read_trace_names(path, ALL)
+    assert folder.anchor(3) is None
+
+
 def test_round_that_was_not_ended_leaves_nothing(folder, tmp_path):
     writer = folder.writer(place_of(4), state(1).weights_N)
     writer.add(state(1))
@@ -275,6 +303,6 @@ def test_round_that_was_not_ended_leaves_nothing(folder, tmp_path):
     assert [name for name in names if name.endswith(".trace")] == ["round-000005.trace"]
     lost = root_of(cells_of(LAYOUT, (state(1).weights_N,))).hex()
     assert f"{lost}.cells" not in names
-    folder.writer(place_of(6), end_of(5).weights_N).drop()
+    folder.writer(place_of(6), end_of(5).weights_N)
     assert sorted(path.name for path in (tmp_path / "traces").iterdir()) == names
     assert folder.find(kept.trace[0])

@@ -11,7 +11,6 @@ import pytest
 from protocol.errors import ManifestMismatch, RefusedError, TrainerError
 from tests.training.channel.test_frames import CLOCK, CONTRIBUTED, framed, read_all
 from tests.training.replicas import OUTER, small_manifest
-from training.channel import channel_file
 from training.channel.channel_file import MEMORY_SHARE, AnchorPlaces
 from training.channel.exchange import Contribution
 from training.channel.frames import (
@@ -49,8 +48,9 @@ def test_both_ends_see_the_same_bytes(tmp_path):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="files without a name")
-def test_file_in_memory_is_one_for_both_ends_and_refused_where_memory_is_short(monkeypatch):
-    ours = ChannelFile.create_in_memory(SPEC)
+def test_file_in_memory_is_one_for_both_ends_and_refused_where_memory_is_short():
+    needed = MEMORY_SHARE * SPEC.used_bytes
+    ours = ChannelFile.create_in_memory(SPEC, needed)
     assert ours is not None
     with ours, ChannelFile.open(ours.path, SPEC) as theirs:
         status = ours.path.stat()
@@ -59,10 +59,8 @@ def test_file_in_memory_is_one_for_both_ends_and_refused_where_memory_is_short(m
         assert theirs.read_payloads(0, [3, 2]) == (b"abc", b"de")
     with pytest.raises(OSError, match="No such file"):
         ours.reserve(0, 1)
-    needed = MEMORY_SHARE * SPEC.used_bytes
-    for free, is_made in ((needed, True), (needed - 1, False), (0, False)):
-        monkeypatch.setattr(channel_file, "free_memory_bytes", lambda free=free: free)
-        made = ChannelFile.create_in_memory(SPEC)
+    for free_bytes, is_made in ((needed, True), (needed - 1, False), (0, False)):
+        made = ChannelFile.create_in_memory(SPEC, free_bytes)
         assert (made is not None) == is_made
         if made is not None:
             made.close()

@@ -259,11 +259,11 @@ def test_chain_has_no_gap_where_the_disk_has_lost_traces_or_states(tmp_path, see
         for index in solo.sent:
             pair = (trial.traced(index).before, trial.sent(index).residual_before)
             assert pair in trial.inherited(index), (deaths, unlisted, index)
-            if traces_of(solo, index):
+            if has_beginning(solo, index):
                 assert trial.again(index, 0) == trial.end(index, 0), (deaths, unlisted, index)
 
 
-def traces_of(solo: Solo, index: int) -> bool:
+def has_beginning(solo: Solo, index: int) -> bool:
     """Whether what that round began with was not lost."""
     return solo.traces.first(index) is not None and solo.traces.anchor(index) is not None
 
