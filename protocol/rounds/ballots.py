@@ -99,6 +99,7 @@ class Ballots:
     _certified_lists: tuple[tuple[bytes, List], ...] | None = None
     _sealed: dict[bytes, Sealed | None] = field(default_factory=dict)
     _bodies: dict[Place, dict[PeerId, Body]] = field(default_factory=dict)
+    """By place, ascending by sender, until another message is filed there."""
     _room: MessageQuota = field(init=False)
 
     def __post_init__(self) -> None:

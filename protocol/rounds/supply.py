@@ -98,7 +98,7 @@ PART_RETRIES, RESULT_RETRIES = 2, 4
 """How often in a deadline cells may be asked for of which nothing comes, at first."""
 
 SOURCES_AT_ONCE_MAX = 3
-"""Each is as many bytes again."""
+"""Peers of which a part is asked at once, at most: each is as many bytes again."""
 
 
 def push_parts(view: RoundView) -> Iterator[RoundAction]:

@@ -188,6 +188,10 @@ class SpareWork(Protocol):
         and a little more may be done."""
         ...
 
+    def give_up(self) -> None:
+        """The wait has failed: the model must be as it was, and nothing is told."""
+        ...
+
 
 class ChannelExchange:
     """Exchange over the channel. Used by one thread.
@@ -317,12 +321,17 @@ class ChannelExchange:
         self.spare.begin()
         if not self._copies:
             self.send(AnchorRead())
+        is_over = False
         try:
             yield
+            is_over = True
         finally:
-            is_ahead = self._channel.spec.slots > 1
-            self.spare.end(is_alone=self._members == 1, is_ahead=is_ahead)
             self._is_spare_due = False
+            if is_over:
+                is_ahead = self._channel.spec.slots > 1
+                self.spare.end(is_alone=self._members == 1, is_ahead=is_ahead)
+            else:
+                self.spare.give_up()
 
     def _next_frame(self) -> ToUser:
         if self._is_spare_due and self.spare is not None:

@@ -169,11 +169,15 @@ class IdleValidator:
             self._debt_s = 0.0  # The next round is there, and nobody knows how long this takes.
         while (is_alone or (is_ahead and self._num_done < self._least)) and self.go_on():
             pass
+        self.give_up()
+        if self._num_done >= self._least:
+            self._tell(self._round, self._total / self._num_done, self._num_done)
+
+    def give_up(self) -> None:
+        """See SpareWork."""
         with self._watch.within("validate"):
             write_fragments(self._held_out.model, self._held_out.shard, self._working)
         self._working = []
-        if self._num_done >= self._least:
-            self._tell(self._round, self._total / self._num_done, self._num_done)
 
     def measure_last(self) -> None:
         """The run is over, and nobody waits: measure its last anchor over all windows, as whoever

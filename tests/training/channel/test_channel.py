@@ -449,6 +449,9 @@ class Spare:
         assert is_ahead
         self.done.append(f"end, alone {is_alone}")
 
+    def give_up(self):
+        self.done.append("given up")
+
 
 def test_spare_work_is_done_behind_the_hand_over_until_there_is_none(channel):
     channel.open()
@@ -470,6 +473,17 @@ def test_spare_work_gives_way_to_an_outcome_that_is_here(channel):
     ticket.result()
     assert spare.done[:3] == ["asked", "begin", "piece"]
     assert spare.done[-1] == "end, alone False"
+
+
+def test_spare_work_is_given_up_and_tells_nothing_where_the_wait_fails(channel):
+    channel.open()
+    # What nothing calls for: this contribution has no outcome before its time.
+    spare = Spare(3, says_at=1, says=lambda: channel.send(deliver(7)))
+    channel.exchange.spare = spare
+    ticket = channel.exchange.begin(1, contribution(1, b"abc"))
+    with pytest.raises(TrainerError):
+        ticket.result()
+    assert spare.done == ["asked", "begin", "piece", "piece", "given up"]
 
 
 def test_without_spare_work_a_wait_is_a_wait(channel):

@@ -221,3 +221,15 @@ def test_first_windows_are_spread_over_all_of_the_text(count: int) -> None:
     if count >= 16:
         gaps = np.diff(sorted([*order[: count // 8], count]))
         assert gaps.max() <= 16
+
+
+def test_what_is_given_up_is_not_told() -> None:
+    scene = Scene(1.0)
+    scene.clock.passes(100.0)
+    scene.asked = 0
+    assert scene.validator.is_due()
+    scene.validator.begin()
+    for _ in range(WINDOWS_LEAST):
+        scene.validator.go_on()
+    scene.validator.give_up()
+    assert scene.told == []
