@@ -33,7 +33,7 @@ from sim.demo.result import YARDSTICK_COMMAND
 from sim.local.options import LocalOptions, found_run
 from sim.local.swarm import LocalSwarm, Story
 from sim.processes.node_process import node_name
-from sim.processes.shaper import Shape, shape_named
+from sim.processes.shaper import RATE_MAX, RATE_MIN, Shape, shape_named
 from sim.processes.sitting import (
     Tell,
     check_range,
@@ -68,16 +68,21 @@ def speeds_named(text: str) -> tuple[float, ...]:
 
 def rates_named(text: str) -> tuple[float, ...]:
     """`20mbit,5mbit`, in bits per second. Raises ConfigError saying what is wrong."""
-    rates = [shape_named(part).bits_per_s for part in text.split(",")]
+    rates: list[float | None] = [None]
+    with suppress(ConfigError):  # It names another option.
+        rates = [shape_named(part).bits_per_s for part in text.split(",")]
     if None in rates:
-        raise ConfigError(f"--lines {text!r} is no list of rates such as 20mbit,5mbit")
+        raise ConfigError(
+            f"--lines {text!r} is no list of rates such as 20mbit,5mbit, each"
+            f" {RATE_MIN / 1e3:g}kbit to {RATE_MAX / 1e6:g}mbit"
+        )
     return tuple(rate for rate in rates if rate is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomesOptions:
-    """What is measured. `speeds` are shares of a core, `rates` bits per second, one for each home;
-    `counts` are how many homes train together, the first so many of them."""
+    """What is measured. `speeds` are shares of a core, `rates` bits per second, one for each
+    home, or one rate for all."""
 
     speeds: tuple[float, ...]
     rates: tuple[float, ...]
@@ -101,10 +106,11 @@ class HomesOptions:
         for speed in self.speeds:
             check_range("--speeds", speed, SPEED_MIN, 1.0)
         check_range("--seconds", self.seconds, 10.0, 86_400.0)
+        self.local(len(self.speeds))  # Checks the preset, before a folder is made.
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many homes train together: 2, 4 and all of them."""
+        """How many homes train together, the first so many of them: 2, 4 and all."""
         most = len(self.speeds)
         return tuple(sorted({count for count in (2, 4, most) if 2 <= count <= most}))
 

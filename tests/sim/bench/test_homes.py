@@ -81,6 +81,7 @@ def test_picture_is_drawn(tmp_path: Path) -> None:
         ({"speeds": ()}, "number of --speeds 0"),
         ({"rates": (1e6, 2e6, 3e6)}, "3 rates for 2 homes"),
         ({"seconds": 1.0}, "--seconds"),
+        ({"preset": "x"}, "--preset 'x' is none of"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -95,8 +96,9 @@ def test_speeds_and_lines_are_written_as_lists() -> None:
     assert rates_named("20mbit,500kbit") == (2e7, 5e5)
     with pytest.raises(ConfigError, match="no list of numbers"):
         speeds_named("fast")
-    with pytest.raises(ConfigError, match="no list of rates"):
-        rates_named("60ms")
+    for wrong in ("60ms", "y", "", "1bit", "20mbit,x"):
+        with pytest.raises(ConfigError, match=f"--lines '{wrong}' is no list of rates"):
+            rates_named(wrong)
 
 
 @pytest.mark.extended
