@@ -349,7 +349,14 @@ class HomesRun:
                     nursery.start_soon(hold_speed, pid_of, speed)
                 # From when all train: loading libraries and fetching a state is none.
                 nursery.start_soon(partial(swarm.begin, nursery, within_s=START_S))
-                await swarm.until(lambda: _all_train(story, count))
+                with trio.move_on_after(max(START_S, self._options.seconds)):
+                    await swarm.until(lambda: bool(story.deaths) or _all_train(story, count))
+                if not _all_train(story, count):
+                    raise StateError(
+                        f"not all of the {count} homes have begun to train: they have their seats"
+                        " with the first sealed round, and fewer --steps seal it sooner; see"
+                        f" {local.folder}"
+                    )
                 began_s = self._now_s()
                 while self._now_s() < began_s + self._options.seconds:
                     last_s = story.seals[-1][0] if story.seals else began_s
@@ -372,7 +379,7 @@ class HomesRun:
             said = await child.hear(STUCK_S)
         (measured,) = said["checkpoints"]
         made_by = int(number(measured["round"])) - 1
-        seconds = next(at_s for at_s, index in story.seals if index >= made_by) - began_s
+        seconds = seconds_to(made_by, story.seals, began_s)
         clear_nodes(local.folder)
         return HomesRow(
             homes=local.peers,
@@ -380,6 +387,15 @@ class HomesRun:
             loss=number(measured["loss"]),
             seconds=seconds,
         )
+
+
+def seconds_to(round_index: int, seals: Sequence[tuple[float, int]], began_s: float) -> float:
+    """How long after `began_s` that round was sealed; `seals` are (seconds, round). Raises
+    StateError unless it was later."""
+    sealed_s = next((at_s for at_s, index in seals if index >= round_index), began_s)
+    if sealed_s <= began_s:
+        raise StateError("no round was sealed in that time: give more --seconds, or fewer --steps")
+    return sealed_s - began_s
 
 
 def _all_train(story: Story, count: int) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, StateError
 from sim.bench.homes import (
     HomesFound,
     HomesOptions,
@@ -20,6 +20,7 @@ from sim.bench.homes import (
     homes_json,
     loss_at,
     rates_named,
+    seconds_to,
     speeds_named,
 )
 
@@ -67,6 +68,14 @@ def test_loss_that_the_curve_of_one_alone_does_not_reach_is_told_as_such(tmp_pat
     rows = homes_json(options(tmp_path), beyond, {})["rows"]
     assert isinstance(rows, list)
     assert rows[1]["times_faster"] is None
+
+
+def test_time_of_a_checkpoint_is_that_of_its_seal_and_none_before_all_train() -> None:
+    seals = [(5.0, 1), (12.0, 2), (20.0, 3)]
+    assert seconds_to(2, seals, 10.0) == 2.0
+    for round_index in (1, 4):
+        with pytest.raises(StateError, match="no round was sealed in that time"):
+            seconds_to(round_index, seals, 10.0)
 
 
 def test_picture_is_drawn(tmp_path: Path) -> None:
