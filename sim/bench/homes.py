@@ -43,6 +43,7 @@ from sim.processes.sitting import (
     clock,
     rounded,
 )
+from training.files.state import checkpoint_folders, round_of
 from training.methods.presets import PRESETS, SHORT_RUN_ROUNDS
 
 HOMES_MAX = 8
@@ -371,8 +372,9 @@ class HomesRun:
     async def _measured(
         self, local: LocalOptions, manifest: RunManifest, path: Path, story: Story, began_s: float
     ) -> HomesRow:
-        """What the newest checkpoint comes to; when its round was sealed is known."""
-        checkpoint = _newest_checkpoint(local.folder / "nodes" / "A")
+        """What the newest checkpoint comes to whose seal was heard; others came while all ended."""
+        last = max((index for _, index in story.seals), default=0)
+        checkpoint = newest_checkpoint(local.folder / "nodes" / "A", last)
         line = [*YARDSTICK_COMMAND, "--manifest", str(path), "--run", manifest.digest.hex()]
         line += ["--threads", "1", "--child", "measure", str(checkpoint)]
         async with open_json_child(line, "the yardstick") as child:
@@ -408,11 +410,13 @@ def _trainer_pid(story: Story, name: str) -> int | None:
     return node.trainer_pid if node is not None and node.paces else None
 
 
-def _newest_checkpoint(state: Path) -> Path:
-    found = sorted(state.glob("runs/*/checkpoints/round-*"))
-    if not found:
-        raise StateError(f"nothing was sealed in that time: there is no checkpoint in {state}")
-    return found[-1]
+def newest_checkpoint(state: Path, sealed: int) -> Path:
+    """The newest that a round up to `sealed` made. Raises StateError where there is none."""
+    for folder in state.glob("runs/*/checkpoints"):
+        for path in checkpoint_folders(folder):
+            if round_of(path) <= sealed + 1:
+                return path
+    raise StateError(f"nothing was sealed in that time: there is no checkpoint in {state}")
 
 
 def _figure(value: float) -> str:

@@ -19,6 +19,7 @@ from sim.bench.homes import (
     hold_speed,
     homes_json,
     loss_at,
+    newest_checkpoint,
     rates_named,
     seconds_to,
     speeds_named,
@@ -76,6 +77,15 @@ def test_time_of_a_checkpoint_is_that_of_its_seal_and_none_before_all_train() ->
     for round_index in (1, 4):
         with pytest.raises(StateError, match="no round was sealed in that time"):
             seconds_to(round_index, seals, 10.0)
+
+
+def test_checkpoint_is_the_newest_whose_seal_was_heard(tmp_path: Path) -> None:
+    for name in ("round-000002", "round-000010", "round-000011"):
+        (tmp_path / "runs" / "a" / "checkpoints" / name).mkdir(parents=True)
+    for sealed, name in ((9, "round-000010"), (99, "round-000011"), (8, "round-000002")):
+        assert newest_checkpoint(tmp_path, sealed).name == name
+    with pytest.raises(StateError, match="nothing was sealed"):
+        newest_checkpoint(tmp_path, 0)
 
 
 def test_picture_is_drawn(tmp_path: Path) -> None:
