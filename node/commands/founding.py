@@ -57,7 +57,7 @@ PskOption = Annotated[
 SkipMachineCheckOption = Annotated[
     bool,
     typer.Option(
-        "--skip-machine-check", help="Start even if memory or disk look too small for the run."
+        "--skip-machine-check", help="Go on even if memory or disk look too small for the run."
     ),
 ]
 EventsOption = Annotated[
@@ -219,7 +219,9 @@ def run(
         from node.daemon.foreground import run_file_in_foreground
 
         if alone and start_with not in (None, 1):
-            raise typer.BadParameter("--alone waits for nobody; give one of them")
+            raise typer.BadParameter(
+                "--alone waits for nobody, and --start-with for others; give only one of the two"
+            )
         start = _start(node, telling, start_with=1 if alone else start_with)
         end_now(run_file_in_foreground(start, file, is_new=new))
 

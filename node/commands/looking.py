@@ -185,9 +185,11 @@ def check(
         line_named,
         print_check,
     )
+    from node.state.config import check_device
     from node.text.terminal import PeopleConsole
 
     check_step(step_s)
+    check_device(device)
     lines = tuple(map(line_named, line or ()))
     found = check_run_file(file, peers, read_machine(state_folder(state)))
     found = dataclasses.replace(found, device=device, lines=lines or found.lines)

@@ -56,7 +56,7 @@ ROUNDS_APART = 8
 round, and who reads checkpoints a state that is so old; and saves eight bytes per parameter of each
 round in between. Fewer than the results that are kept (`limits.RESULT_ROUNDS_KEPT`)."""
 
-LARGE_BYTES = 32 * limits.MIB
+LARGE_STATE_BYTES = 32 * limits.MIB
 """States from this size on; smaller ones wear no disk, and are written as often as it takes them.
 """
 
@@ -86,7 +86,7 @@ class Checkpoints:
         shard: int,
         *,
         on_saved: Callable[[int], None] = lambda _: None,
-        large_bytes: int = LARGE_BYTES,
+        large_bytes: int = LARGE_STATE_BYTES,
     ) -> None:
         self.large_bytes = large_bytes
         self.folder = folder

@@ -1,6 +1,5 @@
 """Work over bulk streams (R10): who asks is shown what the beacon named it for, within a quota; and
 what comes is kept where a segment here begins with it.
-
 """
 
 import logging

@@ -1,5 +1,6 @@
 """What this machine has to spare, asked before anything is founded, fetched or started."""
 
+import re
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
@@ -73,18 +74,16 @@ def allowed_bytes(root: Path, own: Path) -> Iterator[int]:
         for level in (group, *group.parents):
             with suppress(OSError, ValueError):
                 # Files in the cache count as used, and are given up for whoever asks.
-                cached = _number_named((base / level / "memory.stat").read_text(), names[2])
+                cached = number_named((base / level / "memory.stat").read_text(), names[2])
                 limit = int((base / level / names[0]).read_text())
                 yield max(0, limit - int((base / level / names[1]).read_text()) + cached)
 
 
-def _number_named(text: str, name: str) -> int:
-    """The number behind a name, in a text with a name and a number in each line; 0 of none."""
-    for line in text.splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return 0
+def number_named(text: str, name: str) -> int:
+    """The number behind a name, in a text of the system's with a name and a number in each line,
+    such as `Pss: 5 kB`; 0 of none."""
+    found = re.search(rf"^{re.escape(name)}:?[ \t]+(\d+)", text, re.MULTILINE)
+    return 0 if found is None else int(found[1])
 
 
 def held_bytes(folder: Path) -> int:

@@ -37,16 +37,15 @@ from node.settings.run_file import (
     num_reducers,
     other_than,
     parse_run_file,
+    run_file_of,
     write_out,
 )
 from node.settings.sections import (
     BUTTERFLY,
     GATHER,
     TITLE_DEFAULT,
-    RunFile,
     run_file_text,
 )
-from node.settings.toml_file import parse_sections, parse_toml
 from node.state.config import DEVICE_DEFAULT
 from node.state.folder import run_folder
 from node.trainers.choosing import COVER, SHARE
@@ -369,8 +368,7 @@ def check_size_here(
 ) -> None:
     """Raises ConfigError where this machine is too small for a node of a run of that size, as
     `path` would found it by default."""
-    text = run_file_text(path.name, TITLE_DEFAULT, size)
-    parsed = write_out(parse_sections(RunFile, parse_toml(text.encode(), path), path), path)
+    parsed = run_file_of(run_file_text(path.name, TITLE_DEFAULT, size).encode(), path)
     manifest = build_manifest(parsed, Founder(PeerId(bytes(32)), int(time.time())), path)
     check_room(manifest, run_folder(state, manifest.digest), look_at(state), device=DEVICE_DEFAULT)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from node.holdings.checkpoints import LARGE_BYTES, ROUNDS_APART
+from node.holdings.checkpoints import LARGE_KEPT, LARGE_STATE_BYTES, ROUNDS_APART
 from node.holdings.shard_store import ROUNDS_KEPT
 from node.holdings.states import cell_sizes
 from node.processes.machine import Machine, Wants, check_machine, held_bytes
@@ -104,8 +104,11 @@ TABLE = (
     Need("trainer", "memory", "variates", "variates", 1.25, "SCAFFOLD's four, and the correction"),
     Need("trainer", "memory", "audit", "audited", 7, "a model of its own, and where it begins"),
     # On the disk.
-    Need("network", "disk", "checkpoints", "state", CHECKPOINTS_KEPT, "two kept, and a new one"),
-    Need("network", "disk", "one more checkpoint", "small state", 1, "a small model keeps three"),
+    Need("network", "disk", "checkpoints", "state", LARGE_KEPT + 1, "two kept, and a new one"),
+    Need(
+        *("network", "disk", "one more checkpoint", "small state", CHECKPOINTS_KEPT - LARGE_KEPT),
+        why="a small model keeps three",
+    ),
     Need("network", "disk", "results", "result", limits.RESULT_ROUNDS_KEPT, "of the last rounds"),
     Need("trainer", "disk", "inner states", "inner", INNER_STATES_KEPT + 1, "kept, and a new one"),
     Need("trainer", "disk", "contributions", "sums", SUMS_KEPT, "of the last rounds"),
@@ -159,7 +162,7 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
         "copied": vector * (not spec.is_read_in_place),
         "slots": vector * slots,
         "state": state,
-        "small state": state * (state < LARGE_BYTES),
+        "small state": state * (state < LARGE_STATE_BYTES),
         "moments": moments,
         "moments apart": moments * is_large,
         "residual": vector * has_residual,

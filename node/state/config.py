@@ -49,6 +49,12 @@ class PeerAddress:
         return f"{self.address}/p2p/{peer_id_text(self.peer)}"
 
 
+def check_device(name: str) -> None:
+    """Raises ConfigError for a name that no device can have."""
+    if DEVICE_NAME.fullmatch(name) is None:
+        raise ConfigError(f"device: {name!r} is none of auto, cpu, cuda, cuda:N, mps")
+
+
 def parse_peer_address(text: str) -> PeerAddress:
     """`/ip4/203.0.113.1/tcp/4001/p2p/12D3...` in its parts. Raises ConfigError."""
     match = _MULTIADDR.fullmatch(text)
@@ -248,8 +254,7 @@ class NodeConfig:
             raise ConfigError(f"status_port: {self.status_port} is not within 0..{PORT_MAX}")
         if self.log_level not in LOG_LEVELS:
             raise ConfigError(f"log_level: {self.log_level!r} is none of {', '.join(LOG_LEVELS)}")
-        if DEVICE_NAME.fullmatch(self.device) is None:
-            raise ConfigError(f"device: {self.device!r} is none of auto, cpu, cuda, cuda:N, mps")
+        check_device(self.device)
         if self.trace is not None and self.trace.is_dir():
             raise ConfigError(f"trace: {self.trace} is a folder; name a file")
         parse_listen(self.listen)

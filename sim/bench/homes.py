@@ -33,7 +33,7 @@ from sim.demo.result import YARDSTICK_COMMAND
 from sim.local.options import LocalOptions, found_run
 from sim.local.swarm import LocalSwarm, Story
 from sim.processes.node_process import node_name
-from sim.processes.shaper import Shape, shape_named
+from sim.processes.shaper import RATE_MAX, RATE_MIN, Shape, shape_named
 from sim.processes.sitting import (
     Tell,
     check_range,
@@ -43,6 +43,7 @@ from sim.processes.sitting import (
     clock,
     rounded,
 )
+from training.files.state import checkpoint_folders, round_of
 from training.methods.presets import PRESETS, SHORT_RUN_ROUNDS
 
 HOMES_MAX = 8
@@ -68,16 +69,21 @@ def speeds_named(text: str) -> tuple[float, ...]:
 
 def rates_named(text: str) -> tuple[float, ...]:
     """`20mbit,5mbit`, in bits per second. Raises ConfigError saying what is wrong."""
-    rates = [shape_named(part).bits_per_s for part in text.split(",")]
+    rates: list[float | None] = [None]
+    with suppress(ConfigError):  # It names another option.
+        rates = [shape_named(part).bits_per_s for part in text.split(",")]
     if None in rates:
-        raise ConfigError(f"--lines {text!r} is no list of rates such as 20mbit,5mbit")
+        raise ConfigError(
+            f"--lines {text!r} is no list of rates such as 20mbit,5mbit, each"
+            f" {RATE_MIN / 1e3:g}kbit to {RATE_MAX / 1e6:g}mbit"
+        )
     return tuple(rate for rate in rates if rate is not None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HomesOptions:
-    """What is measured. `speeds` are shares of a core, `rates` bits per second, one for each home;
-    `counts` are how many homes train together, the first so many of them."""
+    """What is measured. `speeds` are shares of a core, `rates` bits per second, one for each
+    home, or one rate for all."""
 
     speeds: tuple[float, ...]
     rates: tuple[float, ...]
@@ -101,10 +107,11 @@ class HomesOptions:
         for speed in self.speeds:
             check_range("--speeds", speed, SPEED_MIN, 1.0)
         check_range("--seconds", self.seconds, 10.0, 86_400.0)
+        self.local(len(self.speeds))  # Checks the preset, before a folder is made.
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """How many homes train together: 2, 4 and all of them."""
+        """How many homes train together, the first so many of them: 2, 4 and all."""
         most = len(self.speeds)
         return tuple(sorted({count for count in (2, 4, most) if 2 <= count <= most}))
 
@@ -343,7 +350,14 @@ class HomesRun:
                     nursery.start_soon(hold_speed, pid_of, speed)
                 # From when all train: loading libraries and fetching a state is none.
                 nursery.start_soon(partial(swarm.begin, nursery, within_s=START_S))
-                await swarm.until(lambda: _all_train(story, count))
+                with trio.move_on_after(max(START_S, self._options.seconds)):
+                    await swarm.until(lambda: bool(story.deaths) or _all_train(story, count))
+                if not _all_train(story, count):
+                    raise StateError(
+                        f"not all of the {count} homes have begun to train: they have their seats"
+                        " with the first sealed round, and fewer --steps seal it sooner; see"
+                        f" {local.folder}"
+                    )
                 began_s = self._now_s()
                 while self._now_s() < began_s + self._options.seconds:
                     last_s = story.seals[-1][0] if story.seals else began_s
@@ -358,15 +372,16 @@ class HomesRun:
     async def _measured(
         self, local: LocalOptions, manifest: RunManifest, path: Path, story: Story, began_s: float
     ) -> HomesRow:
-        """What the newest checkpoint comes to; when its round was sealed is known."""
-        checkpoint = _newest_checkpoint(local.folder / "nodes" / "A")
+        """What the newest checkpoint comes to whose seal was heard; others came while all ended."""
+        last = max((index for _, index in story.seals), default=0)
+        checkpoint = newest_checkpoint(local.folder / "nodes" / "A", last)
         line = [*YARDSTICK_COMMAND, "--manifest", str(path), "--run", manifest.digest.hex()]
         line += ["--threads", "1", "--child", "measure", str(checkpoint)]
         async with open_json_child(line, "the yardstick") as child:
             said = await child.hear(STUCK_S)
         (measured,) = said["checkpoints"]
         made_by = int(number(measured["round"])) - 1
-        seconds = next(at_s for at_s, index in story.seals if index >= made_by) - began_s
+        seconds = seconds_to(made_by, story.seals, began_s)
         clear_nodes(local.folder)
         return HomesRow(
             homes=local.peers,
@@ -374,6 +389,15 @@ class HomesRun:
             loss=number(measured["loss"]),
             seconds=seconds,
         )
+
+
+def seconds_to(round_index: int, seals: Sequence[tuple[float, int]], began_s: float) -> float:
+    """How long after `began_s` that round was sealed; `seals` are (seconds, round). Raises
+    StateError unless it was later."""
+    sealed_s = next((at_s for at_s, index in seals if index >= round_index), began_s)
+    if sealed_s <= began_s:
+        raise StateError("no round was sealed in that time: give more --seconds, or fewer --steps")
+    return sealed_s - began_s
 
 
 def _all_train(story: Story, count: int) -> bool:
@@ -386,11 +410,13 @@ def _trainer_pid(story: Story, name: str) -> int | None:
     return node.trainer_pid if node is not None and node.paces else None
 
 
-def _newest_checkpoint(state: Path) -> Path:
-    found = sorted(state.glob("runs/*/checkpoints/round-*"))
-    if not found:
-        raise StateError(f"nothing was sealed in that time: there is no checkpoint in {state}")
-    return found[-1]
+def newest_checkpoint(state: Path, sealed: int) -> Path:
+    """The newest that a round up to `sealed` made. Raises StateError where there is none."""
+    for folder in state.glob("runs/*/checkpoints"):
+        for path in checkpoint_folders(folder):
+            if round_of(path) <= sealed + 1:
+                return path
+    raise StateError(f"nothing was sealed in that time: there is no checkpoint in {state}")
 
 
 def _figure(value: float) -> str:

@@ -393,7 +393,8 @@ async def _watch_memory(story: Story, told: Mapping[str, NodeTold]) -> None:
     """Keep the most that each process takes, until cancelled."""
     while True:
         began_s = trio.current_time()
-        for name, one in told.items():
+        # As of now: a node may begin to tell while another one is looked at.
+        for name, one in list(told.items()):
             await trio.to_thread.run_sync(_look_at_memory, story.nodes[name], one)
         took_s = trio.current_time() - began_s
         await trio.sleep(max(LOOK_S, took_s / LOOK_SHARE))

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.processes.machine import Wants
+from node.processes.machine import Wants, number_named
 from protocol.limits import MIB
 
 _PROC = Path("/proc")
@@ -55,11 +55,7 @@ def written_bytes(pids: Iterable[int]) -> int:
 
 def bytes_to_disk(text: str) -> int:
     """What a text like /proc/PID/io says was written; 0 if it says nothing."""
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        if name == "write_bytes" and rest.strip().isdigit():
-            return int(rest)
-    return 0
+    return number_named(text, "write_bytes")
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
@@ -73,16 +69,7 @@ def resident_bytes(pids: Iterable[int]) -> int:
 
 def proportional_bytes(rollup: str) -> int:
     """The proportional set size in a text like /proc/PID/smaps_rollup; 0 if it has none."""
-    return kib_named(rollup, "Pss")
-
-
-def kib_named(text: str, wanted: str) -> int:
-    """Bytes of a line like `Pss: 5 kB` of a text of the system's; 0 if it has none."""
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        if name == wanted:
-            return 1024 * int(rest.split()[0])
-    return 0
+    return 1024 * number_named(rollup, "Pss")
 
 
 @dataclass(slots=True)
@@ -101,11 +88,13 @@ class PeakMemory:
 
     def look(self, pid: int) -> None:
         """Ask the system; a process that is gone changes nothing."""
-        with suppress(OSError, ValueError, IndexError):
+        with suppress(OSError):
             rollup = (_PROC / str(pid) / "smaps_rollup").read_text()
             status = (_PROC / str(pid) / "status").read_text()
             self.take(
-                kib_named(rollup, "Rss"), kib_named(rollup, "Pss"), kib_named(status, "VmHWM")
+                1024 * number_named(rollup, "Rss"),
+                proportional_bytes(rollup),
+                1024 * number_named(status, "VmHWM"),
             )
 
     def take(self, resident: int, proportional: int, high: int) -> None:

@@ -211,6 +211,9 @@ def test_command_prints_json_last_and_refuses_with_status_two(tmp_path: Path) ->
     assert done.returncode == 2
     assert "[outer] feedback is 0" in done.stderr
     assert "set it to 1.0" in done.stderr
+    done = command(tmp_path, str(file(tmp_path, "")), "--device", "gpu")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "device: 'gpu' is none of auto, cpu" in done.stderr
 
 
 def test_kept_states_are_as_many_as_the_trainer_keeps() -> None:

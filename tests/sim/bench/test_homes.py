@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from protocol.errors import ConfigError
+from protocol.errors import ConfigError, StateError
 from sim.bench.homes import (
     HomesFound,
     HomesOptions,
@@ -19,7 +19,9 @@ from sim.bench.homes import (
     hold_speed,
     homes_json,
     loss_at,
+    newest_checkpoint,
     rates_named,
+    seconds_to,
     speeds_named,
 )
 
@@ -69,6 +71,23 @@ def test_loss_that_the_curve_of_one_alone_does_not_reach_is_told_as_such(tmp_pat
     assert rows[1]["times_faster"] is None
 
 
+def test_time_of_a_checkpoint_is_that_of_its_seal_and_none_before_all_train() -> None:
+    seals = [(5.0, 1), (12.0, 2), (20.0, 3)]
+    assert seconds_to(2, seals, 10.0) == 2.0
+    for round_index in (1, 4):
+        with pytest.raises(StateError, match="no round was sealed in that time"):
+            seconds_to(round_index, seals, 10.0)
+
+
+def test_checkpoint_is_the_newest_whose_seal_was_heard(tmp_path: Path) -> None:
+    for name in ("round-000002", "round-000010", "round-000011"):
+        (tmp_path / "runs" / "a" / "checkpoints" / name).mkdir(parents=True)
+    for sealed, name in ((9, "round-000010"), (99, "round-000011"), (8, "round-000002")):
+        assert newest_checkpoint(tmp_path, sealed).name == name
+    with pytest.raises(StateError, match="nothing was sealed"):
+        newest_checkpoint(tmp_path, 0)
+
+
 def test_picture_is_drawn(tmp_path: Path) -> None:
     draw_homes(options(tmp_path), found(), tmp_path / "homes.png")
     assert (tmp_path / "homes.png").read_bytes().startswith(b"\x89PNG")
@@ -81,6 +100,7 @@ def test_picture_is_drawn(tmp_path: Path) -> None:
         ({"speeds": ()}, "number of --speeds 0"),
         ({"rates": (1e6, 2e6, 3e6)}, "3 rates for 2 homes"),
         ({"seconds": 1.0}, "--seconds"),
+        ({"preset": "x"}, "--preset 'x' is none of"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(
@@ -95,8 +115,9 @@ def test_speeds_and_lines_are_written_as_lists() -> None:
     assert rates_named("20mbit,500kbit") == (2e7, 5e5)
     with pytest.raises(ConfigError, match="no list of numbers"):
         speeds_named("fast")
-    with pytest.raises(ConfigError, match="no list of rates"):
-        rates_named("60ms")
+    for wrong in ("60ms", "y", "", "1bit", "20mbit,x"):
+        with pytest.raises(ConfigError, match=f"--lines '{wrong}' is no list of rates"):
+            rates_named(wrong)
 
 
 @pytest.mark.extended

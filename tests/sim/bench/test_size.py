@@ -7,22 +7,27 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import trio
 
 from node.settings.check import costs_of
 from protocol.errors import ConfigError
 from sim.bench.size import (
+    LOOK_S,
     NodeTold,
     RoundTold,
     SizeOptions,
     SizeRow,
+    _watch_memory,
     row_of,
     size_json,
     steps_share,
 )
 from sim.processes.events import MethodChosen, RoundSealed, RoundTimed
+from sim.processes.usage import PeakMemory
 from tests.training.replicas import small_manifest
 
 COSTS = costs_of(small_manifest(), 2)
@@ -146,6 +151,21 @@ def test_run_of_a_size_is_what_init_writes_but_for_what_was_asked(tmp_path: Path
     assert (found.inner.inner_steps, found.inner.batch) == (7, 3)
     assert (found.model.setting("context"), found.model.seed) == (32, 5)
     assert (found.outer.preset, found.timing.deadline_floor_s) == ("diloco", 5.0)
+
+
+async def test_node_that_begins_to_tell_while_another_is_looked_at_stops_no_look(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    class Peak(PeakMemory):
+        def look(self, pid: int) -> None:
+            told["B"] = NodeTold()
+
+    told = {"A": NodeTold(network=Peak())}
+    nodes = {name: SimpleNamespace(process=None, trainer_pid=None) for name in "AB"}
+    nodes["A"].process = SimpleNamespace(pid=os.getpid())
+    with trio.move_on_after(10 * LOOK_S):
+        await _watch_memory(SimpleNamespace(nodes=nodes), told)  # type: ignore[arg-type]
+    assert set(told) == {"A", "B"}
 
 
 def bench(folder: Path, *words: str) -> subprocess.Popen[str]:
