@@ -223,8 +223,8 @@ def wants_of(
 
 
 ADVICE = (
-    "close other programs or free space, take a smaller model or another disk (--state), or start "
-    "all the same with --skip-machine-check"
+    "close other programs or free space, take a smaller model or another disk (--state of `run`"
+    " and `join`), or start all the same with --skip-machine-check"
 )
 
 

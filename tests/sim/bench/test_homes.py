@@ -58,7 +58,7 @@ def test_homes_together_are_held_against_the_best_of_them_alone(tmp_path: Path) 
     assert (one["homes"], two["homes"]) == (1, 2)
     assert two["best_alone_tokens_per_s"] == 200.0
     # Alone it is at 3.0 behind twenty steps of 2000 tokens: 200 s in place of 100.
-    assert two["times_faster"] == 2.0
+    assert two["times_as_fast"] == 2.0
     assert two["loss_per_hour"] == pytest.approx(108.0)
     assert said["commit"] == "abc"
 
@@ -68,10 +68,10 @@ def test_loss_that_the_curve_of_one_alone_does_not_reach_is_told_as_such(tmp_pat
     beyond.curve = CURVE[:2]
     rows = homes_json(options(tmp_path), beyond, {})["rows"]
     assert isinstance(rows, list)
-    assert rows[1]["times_faster"] is None
+    assert rows[1]["times_as_fast"] is None
 
 
-def test_time_of_a_checkpoint_is_that_of_its_seal_and_none_before_all_train() -> None:
+def test_time_of_a_checkpoint_is_that_of_its_seal_and_none_before_any_trains() -> None:
     seals = [(5.0, 1), (12.0, 2), (20.0, 3)]
     assert seconds_to(2, seals, 10.0) == 2.0
     for round_index in (1, 4):
@@ -96,7 +96,8 @@ def test_picture_is_drawn(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"speeds": (1.5,)}, "--speeds 1.5"),
+        ({"speeds": (1.5, 0.5)}, "--speeds 1.5"),
+        ({"speeds": (0.5,)}, "number of --speeds 1"),
         ({"speeds": ()}, "number of --speeds 0"),
         ({"rates": (1e6, 2e6, 3e6)}, "3 rates for 2 homes"),
         ({"seconds": 1.0}, "--seconds"),

@@ -478,12 +478,15 @@ def test_spare_work_gives_way_to_an_outcome_that_is_here(channel):
 def test_spare_work_is_given_up_and_tells_nothing_where_the_wait_fails(channel):
     channel.open()
     # What nothing calls for: this contribution has no outcome before its time.
-    spare = Spare(3, says_at=1, says=lambda: channel.send(deliver(7)))
+    spare = Spare(10**9, says_at=10**9 - 2, says=lambda: channel.send(deliver(7)))
     channel.exchange.spare = spare
     ticket = channel.exchange.begin(1, contribution(1, b"abc"))
     with pytest.raises(TrainerError):
         ticket.result()
-    assert spare.done == ["asked", "begin", "piece", "piece", "given up"]
+    # How many pieces it does before the bytes have come through the pipe is not told.
+    assert spare.done[:4] == ["asked", "begin", "piece", "piece"]
+    assert set(spare.done[4:-1]) <= {"piece"}
+    assert spare.done[-1] == "given up"
 
 
 def test_without_spare_work_a_wait_is_a_wait(channel):
