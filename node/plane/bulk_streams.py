@@ -538,6 +538,9 @@ class BulkStreams:
                     while found:
                         count = num_together(found, piece_bytes(meter, pause))
                         items, found = found[:count], found[count:]
+                        # A transfer of a slow line may take longer than what it is for.
+                        if not bulk.is_of_use(self._owner.core, push):
+                            raise StateError("its taker is past that round")
                         num_bytes += sum(len(item.payload) for item in items)
                         num_left -= count
                         if not is_limited and meter.is_rest(num_left * len(items[0].payload)):

@@ -75,11 +75,13 @@ def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
 
 
 def _note_ready(view: RoundView, now_s: float) -> None:
-    """Remember when all was here for a LIST that need not wait."""
+    """Remember when all was here for a LIST that need not wait. Whom this node has given up its
+    closer may still wait for."""
     if view.attempt in view.lapses.ready_s or awaited_haves(view):
         return
     complete = complete_senders(view)
-    if _can_propose(view, complete) and is_all_there(view, complete):
+    is_whole = view.awaited_at_first <= complete
+    if _can_propose(view, complete) and is_whole and is_all_there(view, complete):
         view.lapses.ready_s[view.attempt] = now_s
 
 

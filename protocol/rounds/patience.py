@@ -13,7 +13,8 @@ more of that time is over. Pure.
 """
 
 import math
-from collections.abc import Collection
+from bisect import bisect_left
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -63,6 +64,7 @@ class Stage(IntEnum):
     PARTS = 1
     HAVES = 2
     RESULTS = 3
+    SEALS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +233,7 @@ class Patience:
         if is_held:
             waits.moved_s = max(waits.moved_s, *(one.at_s for one in moving.values()))
         waits.is_held, waits.held_for = is_held, held_for
-        if len(late) <= few and stage is not Stage.RESULTS:
+        if len(late) <= few and stage < Stage.RESULTS:
             waits.given_up |= {peer for peer, end_s in ends_s.items() if now_s >= end_s}
         looks_s = [*ends_s.values(), *(one.stops_s for one in moving.values())]
         waits.look_s = min((s for s in looks_s if s > now_s), default=math.inf)
@@ -242,7 +244,7 @@ class Patience:
         """Whom the attempt still needs for what comes next, and how each moves; of bytes that come
         here, `within_s`."""
         if view.proposal() is not None:
-            return Stage.RESULTS, self._late_results(view, now_s, within_s)
+            return self._late_results(view, now_s, within_s)
         late: dict[PeerId, Movement | None] = {}
         has_said = view.me in view.ballots.of(Kind.HAVE, view.attempt)
         if not has_said:
@@ -260,24 +262,28 @@ class Patience:
 
     def _late_results(
         self, view: RoundView, now_s: float, within_s: float
-    ) -> dict[PeerId, Movement | None]:
-        """Whose results come, of a LIST that is certified in this attempt; once all are here, who
-        has not sealed it and fetches them still."""
+    ) -> tuple[Stage, dict[PeerId, Movement | None]]:
+        """Whose results are missing of a LIST that is certified in this attempt, moving or not;
+        once all are here, who has not sealed it and fetches them still."""
         late: dict[PeerId, Movement | None] = {}
         certified = (
             digest for attempt, digest in view.ballots.certified() if attempt == view.attempt
         )
+        stage = Stage.RESULTS
         for digest in certified:
-            if view.cells.missing_results(digest):
+            missing = view.cells.missing_results(digest)
+            if missing:
+                late |= dict.fromkeys(_givers_of(view, digest, missing))
                 for (subject, source), at_s in view.cells.moved_s.items():
                     if subject == digest and now_s < at_s + within_s:
                         late[source] = Movement(at_s, at_s + within_s)
             else:
+                stage = Stage.SEALS
                 sealers = view.ballots.of(Kind.SEAL, view.attempt, view.seals.before)
                 voters = view.peers.expected.intersection(view.roles.electorate)
                 for peer in voters - sealers.keys():
                     late[peer] = self.movement(peer, view, now_s)
-        return late
+        return stage, late
 
     def _charge(
         self,
@@ -314,13 +320,23 @@ class Patience:
 def _last_came_s(view: RoundView, stage: Stage, now_s: float) -> float:
     """When the last came of what is here by now, though it may be looked at later."""
     times_s = [view.times.opened_s or 0.0]
-    if stage is Stage.RESULTS:
+    if stage >= Stage.RESULTS:
         times_s.append(now_s)
     elif stage is Stage.HAVES:
         times_s += view.lapses.said_s.values()
     else:
         times_s += [*view.arrivals.commit_s.values(), *view.arrivals.parts_s.values()]
     return min(now_s, max(times_s))
+
+
+def _givers_of(view: RoundView, digest: bytes, missing: Sequence[int]) -> Iterator[PeerId]:
+    """Of whom the missing cells of a result are awaited, ascending: who was asked for those of a
+    slice, or else who is the first to sum them, though it be this node."""
+    for piece, summing in zip(view.slices, view.gathering().summing, strict=True):
+        at = bisect_left(missing, piece.first)
+        if at < len(missing) and missing[at] < piece.stop:
+            asked = view.cells.asked.get((digest, piece.first))
+            yield from summing[:1] if asked is None else (asked.source,)
 
 
 def _bytes_of(view: RoundView, digest: bytes, now_s: float, within_s: float) -> Movement | None:

@@ -63,7 +63,10 @@ def hear_commit(source: Desk, target: Desk, digest: bytes) -> None:
 
 
 async def pushed(
-    hooks: NodeHooks | None = None, autojump_clock: trio.abc.Clock | None = None
+    hooks: NodeHooks | None = None,
+    autojump_clock: trio.abc.Clock | None = None,
+    *,
+    source: Desk | None = None,
 ) -> tuple[Desk, Desk, bytes]:
     """A founder pushes all its parts to a second node over the memory transport.
 
@@ -71,7 +74,8 @@ async def pushed(
     """
     heard = autojump_clock is None
     network = MemoryNetwork()
-    source, target = Desk(FOUNDER_SEED, MANIFEST), Desk(b"t" * 32, MANIFEST)
+    source = source or Desk(FOUNDER_SEED, MANIFEST)
+    target = Desk(b"t" * 32, MANIFEST)
     digest, _ = committed(source)
     if heard:
         hear_commit(source, target, digest)
@@ -289,6 +293,25 @@ async def test_parts_of_a_round_that_the_peer_has_left_are_not_sent() -> None:
         beat = Heartbeat(round=at_round, head=bytes(32), held=(), links=())
         source.core.handle(ev.FrameArrived(to, beat), 1.0)
         assert bulk.is_of_use(source.core, push) is is_of_use
+
+
+async def test_transfer_ends_where_its_taker_leaves_the_round_meanwhile(monkeypatch) -> None:
+    source = Desk(FOUNDER_SEED, MANIFEST)
+    sent_bytes, send_all = [], MemoryStream.send_all
+
+    async def send(stream, *parts):
+        sent_bytes.append(sum(map(len, parts)))
+        await send_all(stream, *parts)
+        if sum(size > 1000 for size in sent_bytes) == 2:  # Two cells are out.
+            beat = Heartbeat(round=2, head=bytes(32), held=(), links=())
+            source.core.handle(ev.FrameArrived(stream.peer, beat), 1.0)
+
+    monkeypatch.setattr(MemoryStream, "send_all", send)
+    _, target, digest = await pushed(source=source)
+    assert sum(size > 1000 for size in sent_bytes) == 2
+    assert [event.cells for event in target.told if isinstance(event, ev.CellsArrived)] == [(0, 1)]
+    assert target.faults() == []
+    assert source.core.views()[-1].is_about(digest)
 
 
 def test_deadline_is_moved_seldom_and_never_gives_more_time_than_a_stall_may_take(seed):

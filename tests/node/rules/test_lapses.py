@@ -1,5 +1,6 @@
 """R8: who is told of for keeping others waiting; and who is not, for what a liar keeps back."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ import pytest
 from protocol.messages import Agg, Kind, slice_subject
 from protocol.rounds.agreement import due_times, has_timed_out, is_given_up
 from protocol.rounds.ballots import BallotEntry
-from protocol.rounds.lapses import LIST_LATE_AFTER, LearnedDeadline, note_lapses, owed
+from protocol.rounds.lapses import LIST_LATE_AFTER, LearnedDeadline, list_late_s, note_lapses, owed
 from tests.node.builders import Voice, head_of, list_body, peers_named, view_of
 
 SIX = peers_named(6)
@@ -222,3 +223,14 @@ def test_who_lacks_parts_that_are_kept_back_is_not_told_of_for_its_sums():
     unlisted = [commit for at, commit in enumerate(COMMITS) if at != sender]
     view = sealed_view(haves, listed=unlisted, sums=others, **fields)
     assert numbers(owed(view)) == {sender, late}, "what is not listed is not summed"
+
+
+def test_list_that_is_awaited_for_one_whom_this_node_gave_up_is_not_late():
+    """The closer may still wait for it: patience is a view of each node."""
+    me = next(peer for peer in SIX[1:] if peer != view_of(SIX[1], HEAD).closer(0))
+    for bits, late_s in ((ALL & ~1, math.inf), (ALL, 1.0 + LIST_LATE_AFTER * 20.0)):
+        said = [voice.have(bytes([bits])) for voice in voices]
+        view = view_of(me, HEAD, [*COMMITS, *said], trust="friends", opened_s=0.0)
+        view.waits.given_up = frozenset({SIX[0]})
+        note_lapses(view, now_s=1.0, deadline_s=20.0)
+        assert list_late_s(view, 20.0) == late_s

@@ -241,3 +241,54 @@ def test_fastest_whole_round_is_by_steps_and_in_open_runs_without_as_many_as_may
     view = view_of(peers[0], head, commits, trust=trust, started_s=0.0)
     view.arrivals.commit_s = dict(zip(peers, [s for _, s in steps_and_s], strict=True))
     assert whole_round_s(view, 50) == fastest_s
+
+
+class Results(Scene):
+    """A LIST of all is certified, and results of the first so many reducers are missing here."""
+
+    def __init__(self, members: int, late: int) -> None:
+        super().__init__(members, late)
+        heard = [self.commits[peer] for peer in self.late]
+        everyone = [Voice(peer, self.view.seals.head) for peer in self.peers]
+        closer = next(v for v in everyone if v.peer == self.view.closer(0))
+        said = [closer.propose(list(self.commits.values()))]
+        said += [voice.vote(list(self.commits.values())) for voice in everyone]
+        for message in [*heard, *said]:
+            self.view.ballots.add(BallotEntry(message.message, message.body))
+        ((_, self.digest),) = self.view.ballots.certified()
+        first = dict(zip(self.view.slices, self.view.gathering().summing, strict=True))
+        self.of = {summing[0]: piece for piece, summing in first.items()}
+        self.late = tuple(self.of)[:late]
+        self.view.cells.results[self.digest] = set(CELLS)
+        for peer in self.late:
+            piece = self.of[peer]
+            self.view.cells.results[self.digest] -= set(range(piece.first, piece.stop))
+
+    def moves(self, now_s: float) -> bool:
+        for peer in self.late:
+            self.view.note_movement(self.digest, peer, now_s)
+        return self.look(now_s)
+
+
+def test_results_of_all_that_take_long_are_charged_to_nobody():
+    """Nobody can tell who is slow before all but a few have given theirs: else whoever gives the
+    state of a first round to a slow line has spent the patience of its taker."""
+    scene = Results(members=3, late=2)
+    assert not scene.look(10.0), "nothing moves yet"
+    for tenth in range(10_000):
+        assert scene.moves(10.0 + tenth / 10)
+    assert not scene.patience._spent
+    here = set(CELLS)
+    scene.view.cells.results[scene.digest] = here
+    assert not scene.look(1010.0), "who has to seal is another question, and nobody moves"
+    assert not scene.patience._spent
+
+
+def test_results_of_a_few_that_take_long_are_charged():
+    scene, now_s = Results(members=3, late=1), 10.0
+    while scene.moves(now_s):
+        now_s += 0.25
+        assert now_s < 100.0
+    assert now_s == pytest.approx(10.0 * (1 + LATE_SHARE) + CAP_ROUNDS * 10.0, abs=0.6)
+    assert scene.patience._over == set(scene.late)
+    assert not scene.view.waits.given_up, "without its result there is no seal"
