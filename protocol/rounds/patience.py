@@ -215,7 +215,10 @@ class Patience:
             return
         stage, late = self._late(view, now_s, deadline_s / 2)
         moving = {peer: movement for peer, movement in late.items() if movement is not None}
-        if len(moving) <= few:
+        # A node that takes the results of a round in which it has no part has not seen how long
+        # that round took.
+        is_counted = few > 0 and (stage < Stage.RESULTS or bool(view.own.commit))
+        if is_counted and len(moving) <= few:
             until_s = max(view.times.opened_s, waits.moved_s) + deadline_s
             if len(late) <= few:
                 waits.done_s.setdefault(stage, _last_came_s(view, stage, now_s))

@@ -259,6 +259,7 @@ class Results(Scene):
         first = dict(zip(self.view.slices, self.view.gathering().summing, strict=True))
         self.of = {summing[0]: piece for piece, summing in first.items()}
         self.late = tuple(self.of)[:late]
+        self.view.own.commit = self.commits[self.me].message.digest
         self.view.cells.results[self.digest] = set(CELLS)
         for peer in self.late:
             piece = self.of[peer]
@@ -282,6 +283,17 @@ def test_results_of_all_that_take_long_are_charged_to_nobody():
     scene.view.cells.results[scene.digest] = here
     assert not scene.look(1010.0), "who has to seal is another question, and nobody moves"
     assert not scene.patience._spent
+
+
+def test_who_takes_results_of_a_round_without_it_charges_nobody():
+    """Else a joiner has spent its patience with whoever gives it the state by the time it is in."""
+    for members in (2, 3):
+        scene = Results(members, late=1)
+        scene.view.own.commit = b""
+        assert not scene.look(10.0 + 2 * FLOOR_S), "nothing came for long"
+        for second in range(1000):
+            assert scene.moves(20.0 + second)
+        assert not scene.patience._spent
 
 
 def test_results_of_a_few_that_take_long_are_charged():
