@@ -99,6 +99,14 @@ def is_of_use(core: NodeCore, push: Push) -> bool:
     return any(view.is_about(push.subject) and at_round <= view.index for view in core.views())
 
 
+def is_early(core: NodeCore, push: Push) -> bool:
+    """Whether these are parts of a round to which their taker has said that it has not come."""
+    at_round = core.rounds.get(push.to)
+    return (at_round is not None and push.bulk is Bulk.PART) and any(
+        view.is_about(push.subject) and at_round < view.index for view in core.views()
+    )
+
+
 def result_spans(core: NodeCore, push: Push) -> list[list[tuple[int, int]]]:
     """The slices that a Push of results wants cells of, for each round that it may be about."""
     wanted, spans = set(push.cells), []

@@ -413,6 +413,8 @@ class BulkStreams:
         self._work = parts.work
         self._queue = PushQueue()
         self._paces: dict[PeerId, SendWindow] = {}
+        self._early: set[tuple[PeerId, bytes]] = set()
+        """Takers of parts that are not in their round yet, and the COMMITs."""
         self.uplink = Uplink()
         self._checks = Checks(owner.compute)
         self._num_inbound: Counter[PeerId] = Counter()
@@ -452,25 +454,43 @@ class BulkStreams:
             self._queue.sent(due)
             sent.set()
 
+        is_early = False
         try:
-            await self._send(due, is_sent)
+            is_early = await self._send(due, is_sent)
         finally:
             self._queue.done(due)
             sent.set()
+        if is_early:
+            nursery.start_soon(self._push_when_there, due)
         await self._go_on(due.to, nursery)
 
-    async def _send(self, push: ev.Push, is_sent: Callable[[], None]) -> None:
+    async def _push_when_there(self, due: ev.Push) -> None:
+        """Send parts again once their taker says that it is in their round: it had not come there
+        when they came, and would ask for them only when they are late."""
+        awaited = (due.to, due.subject)
+        if awaited in self._early:
+            return  # Who asks again and again and takes nothing is waited for once.
+        self._early.add(awaited)
+        try:
+            while bulk.is_early(self._owner.core, due):
+                await self._owner.changed()
+        finally:
+            self._early.discard(awaited)
+        await self.push(due)
+
+    async def _send(self, push: ev.Push, is_sent: Callable[[], None]) -> bool:
+        """Whether the taker closed it because it is not in that round yet."""
         if not self._owner.is_linked(push.to):
             self._queue.forget(push.to)
-            return
+            return False
         about = bulk.round_of(self._owner.core, push)
         if push.bulk in bulk.IS_SERVED:
             cells: Outgoing | None = await self._serving.cells(push)
             if cells is None or about is None:
                 await self._owner.tell(ev.NotServed(push.to, push.bulk, push.subject))
-                return
+                return False
         elif about is None:
-            return
+            return False
         elif push.bulk is Bulk.WORK and self._work is not None:
             cells = await self._work.outgoing(push)
         elif push.bulk is Bulk.RESULT and self._owner.store.is_on_disk(push.subject):
@@ -480,7 +500,7 @@ class BulkStreams:
             cells = InMemory(bulk.outgoing(self._owner.core, self._owner.store, push))
         count = cells.count
         if not count or not bulk.is_of_use(self._owner.core, push):
-            return
+            return False
         header = BulkHeader(bulk=push.bulk, subject=push.subject, round=about, items=count)
         header = self._hooks.sent_header(header)
         is_part = push.bulk is Bulk.PART
@@ -502,6 +522,8 @@ class BulkStreams:
             logger.info(
                 "not sent peer=%s what=%s reason=%s", short_id(push.to), push.bulk.name, reason
             )
+            was_closed = isinstance(error, StreamClosedError)
+            return was_closed and bulk.is_early(self._owner.core, push)
         else:
             if is_part:
                 self._tell_parts(push.to, round_index, count, "out")
@@ -510,6 +532,7 @@ class BulkStreams:
                 self.uplink.ended(num_bytes, trio.current_time())
             self.parts_in_flight -= is_part
             self._serving.num_of_round -= push.bulk not in bulk.IS_SERVED
+        return False
 
     def _pace(self, peer: PeerId) -> SendWindow:
         if peer not in self._paces:

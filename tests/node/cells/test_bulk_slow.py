@@ -153,9 +153,9 @@ async def test_parts_of_a_peer_go_before_results_that_waited_longer(
         to, began = line.far.peer_id, []
         send = streams._send
 
-        async def noted(push: ev.Push, is_sent) -> None:
+        async def noted(push: ev.Push, is_sent) -> bool:
             began.append((push.bulk, push.cells))
-            await send(push, is_sent)
+            return await send(push, is_sent)
 
         streams._send = noted  # type: ignore[method-assign]
         for bulk_kind, cells in (

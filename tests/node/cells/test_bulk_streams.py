@@ -118,6 +118,34 @@ async def test_parts_of_an_unknown_commit_are_dropped_after_a_while(
     assert target.faults() == []
 
 
+async def test_parts_that_came_too_early_are_sent_again_once_their_taker_is_in_that_round(
+    autojump_clock: trio.abc.Clock,
+) -> None:
+    network = MemoryNetwork()
+    source, target = Desk(FOUNDER_SEED, MANIFEST), Desk(b"t" * 32, MANIFEST)
+    digest, _ = committed(source)
+    async with (
+        network.open(signer_seed=FOUNDER_SEED) as near,
+        network.open(signer_seed=b"t" * 32) as far,
+        trio.open_nursery() as nursery,
+    ):
+        far.serve(BULK_PROTOCOL, target.streams(far).accept)
+        await near.connect(far.peer_id, far.addresses())
+        streams = source.streams(near)
+        push = ev.Push(far.peer_id, Bulk.PART, digest, CELLS)
+        beat = Heartbeat(round=0, head=bytes(32), held=(), links=())
+        await source.tell(ev.FrameArrived(far.peer_id, beat))
+        for _ in range(100):
+            nursery.start_soon(streams.push, push)
+            await trio.sleep(OVERTAKEN_S + 1)
+        assert len(streams._early) == 1
+        assert len(nursery.child_tasks) == 1, "who takes nothing is waited for once"
+        hear_commit(source, target, digest)
+        await source.tell(ev.FrameArrived(far.peer_id, replace(beat, round=1)))
+    assert ev.CellsArrived(Bulk.PART, digest, CELLS) in target.told
+    assert not streams._early
+
+
 async def received(target: Desk, *data: bytes, close: bool = True) -> None:
     """Let the target's streams read these bytes from the founder."""
     network = MemoryNetwork()
