@@ -221,7 +221,7 @@ def decisions(model) -> tuple[set[frozenset[bytes]], int]:
     [
         (1, 2, 2),
         (2, 1, 2),
-        (2, 2, 1),
+        pytest.param(2, 2, 1, marks=pytest.mark.slow),
         pytest.param(2, 2, 2, marks=pytest.mark.slow),
         pytest.param(3, 1, 2, marks=pytest.mark.slow),
     ],
