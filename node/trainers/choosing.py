@@ -42,6 +42,7 @@ from node.trainers.phase_timer import PhaseTimer
 from protocol.events import Working
 from protocol.frames import Phase
 from protocol.manifest import RunManifest
+from protocol.rounds.patience import WholeRound
 from training.channel.exchange import Contribution, TrainerTimes
 from training.compression import Codec, make_codec, with_grades
 from training.methods.method import has_equal_steps
@@ -191,26 +192,44 @@ class MeasuredRound:
 @dataclass(slots=True)
 class Fit:
     """Which share of a round's steps fits a node, by how long whole rounds take it and the fastest
-    whose word is enough (`protocol.rounds.patience.whole_round_s`)."""
+    whose word is enough (`protocol.rounds.patience.whole_round`)."""
 
+    is_equal: bool = False
+    """Whether all take all steps, whatever fits: then what they take is only told."""
     _own_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
-    _fastest_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    _rounds: deque[WholeRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
 
     def trained(self, steps: int, took_s: float, steps_max: int) -> None:
         """The own trainer handed so many steps in, so long after it was given the lease."""
         self._own_s.append(took_s * steps_max / max(1, steps))
 
-    def saw(self, whole_s: float) -> None:
-        """The fastest took so long for a whole round, by the COMMITs of the last one."""
-        self._fastest_s.append(whole_s)
+    def saw(self, whole: WholeRound) -> None:
+        """What a whole round took, by the COMMITs of the last one."""
+        self._rounds.append(whole)
+
+    @property
+    def fastest_s(self) -> float | None:
+        """What a whole round takes the fastest; None until that is known."""
+        return statistics.median(one.fastest_s for one in self._rounds) if self._rounds else None
+
+    @property
+    def slowest_s(self) -> float | None:
+        """Likewise the slowest."""
+        return statistics.median(one.slowest_s for one in self._rounds) if self._rounds else None
+
+    @property
+    def own_s(self) -> float | None:
+        """Likewise this node."""
+        return statistics.median(self._own_s) if self._own_s else None
 
     def steps(self, steps_max: int) -> int:
         """Of the next round; all until enough is known."""
-        if not self._own_s or not self._fastest_s:
+        fastest_s = self.fastest_s
+        if self.is_equal or not self._own_s or fastest_s is None:
             return steps_max
         # The best of the own rounds: the fastest of several has a good round each time, and whoever
         # measured its usual ones by that would give steps up for nothing.
-        own_s, fastest_s = min(self._own_s), statistics.median(self._fastest_s)
+        own_s = min(self._own_s)
         if own_s <= ALIKE * fastest_s:
             return steps_max
         return max(1, round(steps_max * fastest_s / own_s))
@@ -223,7 +242,7 @@ class Pace:
     steps_max: int
     is_chosen: bool
     fit: Fit | None = None
-    """Where steps are not chosen and may be unequal: how many of the manifest's fit this node."""
+    """Where steps are not chosen: how many of the manifest's fit this node."""
     is_overlapped: bool = False
     """Whether the trainer steps on while its contribution is in flight (R5)."""
     _steps: int = 0
@@ -351,7 +370,7 @@ def pace_of(manifest: RunManifest) -> Pace:
     return Pace(
         steps_max=manifest.inner.inner_steps,
         is_chosen=is_chosen,
-        fit=None if is_chosen or has_equal_steps(manifest) else Fit(),
+        fit=None if is_chosen else Fit(is_equal=has_equal_steps(manifest)),
         is_overlapped=outer.overlap > 1,
     )
 
@@ -463,10 +482,10 @@ class Choosing:
         """The trainer tells that it is at that step of the run."""
         self.headway.progressed(step, now_s)
 
-    def saw(self, whole_s: float | None) -> None:
-        """How long a whole round takes the fastest; None where the last round did not show it."""
-        if whole_s is not None and self._pace.fit is not None:
-            self._pace.fit.saw(whole_s)
+    def saw(self, whole: WholeRound | None) -> None:
+        """How long a whole round takes others; None where the last round did not show it."""
+        if whole is not None and self._pace.fit is not None:
+            self._pace.fit.saw(whole)
 
     def landed(self, now_s: float, *, last_s: float | None) -> None:
         """The outcome of the oldest contribution is here; see `Pace.landed`."""
@@ -494,7 +513,7 @@ class Choosing:
     def _tell(self, round_index: int, choice: StepsChoice) -> None:
         last = choice.last
         flight_s, hidden_s = self._flight.take() or (None, None)
-        graded = self._grading
+        graded, fit = self._grading, self._pace.fit or Fit()
         self._log.emit(
             "method",
             preset=self._outer.preset_of(round_index),
@@ -505,6 +524,10 @@ class Choosing:
             steps=choice.steps,
             steps_max=choice.steps_max,
             why=choice.why,
+            equal_steps=fit.is_equal,
+            whole_s=_rounded(fit.own_s),
+            fastest_s=_rounded(fit.fastest_s),
+            slowest_s=_rounded(fit.slowest_s),
             step_s=_rounded(choice.step_s),
             exchange_s=_rounded(choice.exchange_s),
             computing=_rounded(choice.computing),

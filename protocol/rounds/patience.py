@@ -350,12 +350,20 @@ def _progress(view: RoundView, phase: Phase, done: int, total: int, end_s: float
     )
 
 
-def whole_round_s(view: RoundView, inner_steps: int) -> float | None:
-    """How long a whole round of so many steps takes the fastest, by the COMMITs of this one; None
-    if too few are here.
+@dataclass(frozen=True, slots=True)
+class WholeRound:
+    """How long all steps of a round take the fastest and the slowest of the members, up to their
+    COMMITs; of one member both are the same."""
 
-    In open runs voters count alone, and of them as many are passed over as may lie: they would
-    have all others take few steps.
+    fastest_s: float
+    slowest_s: float
+
+
+def whole_round(view: RoundView, inner_steps: int) -> WholeRound | None:
+    """By the COMMITs of this round, each as of so many steps; None if too few are here.
+
+    In open runs voters count alone, and of them as many are passed over at either end as may lie:
+    they would have all others take few steps, or be told that all wait for somebody.
     """
     is_open, commits = view.config.trust == "open", view.ballots.commits
     peers = view.roles.electorate if is_open else view.members
@@ -365,4 +373,7 @@ def whole_round_s(view: RoundView, inner_steps: int) -> float | None:
         if peer in commits and peer in view.arrivals.commit_s and commits[peer][1].steps > 0
     )
     passed_over = liars(len(peers), view.config.trust)
-    return took_s[passed_over] if len(took_s) > passed_over else None
+    if len(took_s) <= passed_over:
+        return None
+    fastest_s = took_s[passed_over]
+    return WholeRound(fastest_s, max(fastest_s, took_s[-1 - passed_over]))

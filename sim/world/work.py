@@ -12,7 +12,7 @@ from protocol.grid import EMPTY_ROOT
 from protocol.identity import short_id
 from protocol.leases import Lease, part_of_lease
 from protocol.rounds.fates import Fates
-from protocol.rounds.patience import whole_round_s
+from protocol.rounds.patience import WholeRound, whole_round
 from protocol.segments import STATE, WorkKind
 from sim.world.nodes import Around, SimNode
 from sim.world.trainer import Flight, Vector
@@ -118,9 +118,10 @@ class SimWork:
         lease, self._began_s = wanted.action.lease, self._world.now_s
         if self._fit is None or not lease:
             return lease
-        whole_s = None if sealed is None else whole_round_s(sealed, inner.inner_steps)
-        if whole_s is not None:
-            self._fit.saw(whole_s / self._node.clock.rate)
+        whole = None if sealed is None else whole_round(sealed, inner.inner_steps)
+        if whole is not None:
+            rate = self._node.clock.rate
+            self._fit.saw(WholeRound(whole.fastest_s / rate, whole.slowest_s / rate))
         self._steps = self._fit.steps(inner.inner_steps)
         if self._steps == inner.inner_steps:
             return lease

@@ -17,7 +17,8 @@ from protocol.rounds.patience import (
     PATIENCE_ROUNDS,
     STALL_BEATS,
     Patience,
-    whole_round_s,
+    WholeRound,
+    whole_round,
 )
 from protocol.rounds.proposal import awaited_haves
 from protocol.rounds.reducers import pack_senders
@@ -227,10 +228,10 @@ def test_own_progress_is_told_with_bounded_numbers():
     assert scene.patience.own(scene.view, Working(ROUND - 1, Phase.TRAIN, 1, 50, None), 1.0) == ()
 
 
-@pytest.mark.parametrize(("trust", "fastest_s"), [("friends", 1.0), ("open", 60.0)])
-def test_fastest_whole_round_is_by_steps_and_in_open_runs_without_as_many_as_may_lie(
-    trust, fastest_s
-):
+@pytest.mark.parametrize(
+    ("trust", "whole"), [("friends", WholeRound(1.0, 300.0)), ("open", WholeRound(60.0, 120.0))]
+)
+def test_whole_rounds_are_by_steps_and_in_open_runs_without_as_many_as_may_lie(trust, whole):
     peers = peers_named(4)
     head = head_of(peers)
     steps_and_s = [(50, 1.0), (50, 60.0), (25, 60.0), (10, 60.0)]
@@ -240,4 +241,6 @@ def test_fastest_whole_round_is_by_steps_and_in_open_runs_without_as_many_as_may
     ]
     view = view_of(peers[0], head, commits, trust=trust, started_s=0.0)
     view.arrivals.commit_s = dict(zip(peers, [s for _, s in steps_and_s], strict=True))
-    assert whole_round_s(view, 50) == fastest_s
+    assert whole_round(view, 50) == whole
+    view.arrivals.commit_s = {}
+    assert whole_round(view, 50) is None
