@@ -4,7 +4,7 @@ and in how many bits what they come to is encoded.
 Machines are not equally fast, and a round is over for all at once. So each takes as many of its H
 steps as fit its speed: H if it is the fastest, else its share of that (`Fit`), for weights are
 tokens. How fast others are is what their COMMITs show: steps over time. H steps for all have only
-runs with audits or two rounds in flight, and those that ask for it (`has_equal_steps`).
+runs with audits, those that ask for it, and methods that need them (`has_equal_steps`).
 
 In presets whose peers choose for themselves (`auto`, `a_edit`) the length of a round is chosen too,
 by a pure decision over what was measured. A round that the trainer got at 0 hands its contribution
@@ -192,10 +192,12 @@ class MeasuredRound:
 @dataclass(slots=True)
 class Fit:
     """Which share of a round's steps fits a node, by how long whole rounds take it and the fastest
-    whose word is enough (`protocol.rounds.patience.whole_round`)."""
+    whose word is enough (`protocol.rounds.patience.WholeRounds`)."""
 
     is_equal: bool = False
     """Whether all take all steps, whatever fits: then what they take is only told."""
+    is_overlapped: bool = False
+    """Whether the trainer steps on while its contribution is in flight (R5)."""
     _own_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
     _rounds: deque[WholeRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
 
@@ -227,6 +229,12 @@ class Fit:
         fastest_s = self.fastest_s
         if self.is_equal or not self._own_s or fastest_s is None:
             return steps_max
+        if self.is_overlapped:
+            # Nobody waits for the others before it begins anew: who takes a little longer than they
+            # do falls behind for good, until its COMMITs come too late.
+            own_s = statistics.fmean(self._own_s)
+            fitting = steps_max if own_s <= fastest_s else math.floor(steps_max * fastest_s / own_s)
+            return max(1, fitting)
         # The best of the own rounds: the fastest of several has a good round each time, and whoever
         # measured its usual ones by that would give steps up for nothing.
         own_s = min(self._own_s)
@@ -366,12 +374,13 @@ class _Costs:
 def pace_of(manifest: RunManifest) -> Pace:
     """The pace of a trainer of that run. Raises ConfigError for an unknown preset."""
     outer = manifest.outer
-    is_chosen = is_paced(outer.preset)
+    is_chosen, is_overlapped = is_paced(outer.preset), outer.overlap > 1
+    fit = Fit(is_equal=has_equal_steps(manifest), is_overlapped=is_overlapped)
     return Pace(
         steps_max=manifest.inner.inner_steps,
         is_chosen=is_chosen,
-        fit=None if is_chosen else Fit(is_equal=has_equal_steps(manifest)),
-        is_overlapped=outer.overlap > 1,
+        fit=None if is_chosen else fit,
+        is_overlapped=is_overlapped,
     )
 
 

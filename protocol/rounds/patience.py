@@ -13,7 +13,7 @@ more of that time is over. Pure.
 """
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -359,21 +359,44 @@ class WholeRound:
     slowest_s: float
 
 
-def whole_round(view: RoundView, inner_steps: int) -> WholeRound | None:
-    """By the COMMITs of this round, each as of so many steps; None if too few are here.
+class WholeRounds:
+    """What whole rounds take, by the COMMITs of one round after the other."""
 
-    In open runs voters count alone, and of them as many are passed over at either end as may lie:
-    they would have all others take few steps, or be told that all wait for somebody.
-    """
-    is_open, commits = view.config.trust == "open", view.ballots.commits
-    peers = view.roles.electorate if is_open else view.members
-    took_s = sorted(
-        (view.arrivals.commit_s[peer] - view.times.started_s) * inner_steps / commits[peer][1].steps
-        for peer in peers
-        if peer in commits and peer in view.arrivals.commit_s and commits[peer][1].steps > 0
-    )
-    passed_over = liars(len(peers), view.config.trust)
-    if len(took_s) <= passed_over:
-        return None
-    fastest_s = took_s[passed_over]
-    return WholeRound(fastest_s, max(fastest_s, took_s[-1 - passed_over]))
+    def __init__(self, inner_steps: int) -> None:
+        self._inner_steps = inner_steps
+        self._basis = b""
+        """What names the round that was looked at last."""
+        self._came_s: Mapping[PeerId, float] = {}
+        """When its COMMITs came; what still comes of it is filed there too."""
+
+    def see(self, view: RoundView) -> WholeRound | None:
+        """A round that is sealed, each COMMIT to it as of all steps; None if too few are here, or
+        it was seen before.
+
+        In open runs voters count alone, and of them as many are passed over at either end as may
+        lie: they would have all others take few steps, or be told that all wait for somebody.
+        """
+        if view.basis == self._basis:
+            return None
+        before_s = self._came_s
+        self._basis, self._came_s = view.basis, view.arrivals.commit_s
+        is_open, commits = view.config.trust == "open", view.ballots.commits
+        peers = view.roles.electorate if is_open else view.members
+        took_s = []
+        for peer in peers:
+            came_s, steps = view.arrivals.commit_s.get(peer), 0
+            if came_s is not None and peer in commits:
+                steps = commits[peer][1].steps
+            if came_s is None or not steps:
+                continue
+            began_s = view.times.started_s
+            if view.is_overlapped:
+                # A round is under way before whoever is slow has handed the one before in.
+                began_s = max(began_s, before_s.get(peer, began_s))
+            took_s.append((came_s - began_s) * self._inner_steps / steps)
+        took_s.sort()
+        passed_over = liars(len(peers), view.config.trust)
+        if len(took_s) <= passed_over:
+            return None
+        fastest_s = took_s[passed_over]
+        return WholeRound(fastest_s, max(fastest_s, took_s[-1 - passed_over]))

@@ -444,7 +444,9 @@ def test_round_is_told_by_its_parts_on_each_line(tmp_path: Path) -> None:
         ("[outer]\npreset = 'auto'", False),
         ("[inner]\nequal_steps = true", True),
         ("trust = 'open'\n[audits]\nrate = 0.2", True),
-        ("[outer]\npreset = 'streaming_diloco'", True),
+        ("[outer]\npreset = 'streaming_diloco'", False),
+        ("[outer]\npreset = 'one_step_delay'", True),
+        ("[outer]\npreset = 'eager'", True),
     ],
 )
 def test_what_becomes_of_slow_machines_is_told(tmp_path: Path, text: str, is_equal: bool) -> None:

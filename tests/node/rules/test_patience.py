@@ -1,6 +1,7 @@
 """What a round waits for beyond its deadline: members that move on, and each of a few so long."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -18,7 +19,7 @@ from protocol.rounds.patience import (
     STALL_BEATS,
     Patience,
     WholeRound,
-    whole_round,
+    WholeRounds,
 )
 from protocol.rounds.proposal import awaited_haves
 from protocol.rounds.reducers import pack_senders
@@ -241,6 +242,23 @@ def test_whole_rounds_are_by_steps_and_in_open_runs_without_as_many_as_may_lie(t
     ]
     view = view_of(peers[0], head, commits, trust=trust, started_s=0.0)
     view.arrivals.commit_s = dict(zip(peers, [s for _, s in steps_and_s], strict=True))
-    assert whole_round(view, 50) == whole
+    lengths = WholeRounds(50)
+    assert lengths.see(view) == whole
+    assert lengths.see(view) is None, "it counts once"
     view.arrivals.commit_s = {}
-    assert whole_round(view, 50) is None
+    assert WholeRounds(50).see(view) is None
+
+
+def test_with_two_rounds_in_flight_a_round_begins_for_each_when_it_handed_the_one_before_in():
+    """The slow one is handed a round while it is at the one before: that is not time it took."""
+    peers = peers_named(4)
+    lengths, found = WholeRounds(50), []
+    head = head_of(peers)
+    for number, came_s in enumerate(([60.0, 120.0, 60.0, 60.0], [120.0, 240.0, 120.0, 120.0])):
+        commits = [Voice(peer, head.value).commit() for peer in peers]
+        view = view_of(peers[0], head, commits, started_s=0.0)
+        view.seals = replace(view.seals, named_by=head.value)
+        view.basis = bytes([number]) * 32
+        view.arrivals.commit_s = dict(zip(peers, came_s, strict=True))
+        found.append(lengths.see(view))
+    assert found == [WholeRound(60.0 * 50 / 10, 120.0 * 50 / 10)] * 2

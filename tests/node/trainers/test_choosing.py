@@ -438,6 +438,7 @@ def test_one_round_with_a_fault_in_it_changes_no_steps():
         ({}, False),
         ({"inner": {"equal_steps": True}}, True),
         ({"outer": {"preset": "scaffold"}}, True),
+        ({"outer": {"overlap": 2, "then": ()}}, False),
         ({"outer": {"overlap": 2}}, True),
     ],
 )
@@ -448,6 +449,16 @@ def test_manifest_and_method_say_whether_steps_are_equal(changes, is_equal):
     fit = pace_of(manifest).fit
     assert fit is not None
     assert fit.is_equal == is_equal
+
+
+@pytest.mark.parametrize(("own_s", "steps"), [(60.0, 50), (65.0, 46), (120.0, 25), (1e6, 1)])
+def test_with_two_rounds_in_flight_who_is_a_little_slower_takes_fewer_steps(own_s, steps):
+    """Nobody begins a round together with the others, so what it takes longer adds up."""
+    fit = Fit(is_overlapped=True)
+    for took_s in (own_s - 10.0, own_s + 10.0):
+        fit.trained(50, took_s, 50)
+        fit.saw(WholeRound(60.0, 2.0 * own_s))
+    assert fit.steps(50) == steps
 
 
 def test_equal_steps_are_all_of_them_and_what_they_take_is_told():
