@@ -80,7 +80,7 @@ TABLE = (
         "network", "memory", "parts of others", "parts", 1 + ROUNDS_KEPT, "of this round and before"
     ),
     Need("network", "memory", "results", "result", 1, "until they are on the disk"),
-    Need("network", "memory", "audit", "audited", 7, "states before and after, and a residual"),
+    Need("network", "memory", "audits", "audit", 2, "what two begin with, held at once"),
     # Memory of the trainer; `card` is the device's, where there is one.
     Need("trainer", "card", "weights", "vector", 1, "float32"),
     Need(
@@ -171,6 +171,7 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
         "variates": variates,
         "inner": inner,
         "sums": sums,
+        "audit": audit_bytes(manifest) * (manifest.audits.rate > 0.0),
         "audited": vector * (manifest.audits.rate > 0.0),
         "traces": trace_bytes(manifest),
         "traced": traced_bytes(manifest),
