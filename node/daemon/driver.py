@@ -393,7 +393,7 @@ class Driver:
             action, previous, self._parts.transport.traffic(), self._work.train_loss
         )
         self._parts.checkpoints.offer(action.certificate, state, is_held=is_bent)
-        if (gathered := self.bulk.fetching.certificate) is not None:
+        if (gathered := self.bulk.fetching.gathered.certificate) is not None:
             self._spawn(partial(self.bulk.fetching.forget, gathered))  # Not needed any more.
         if self.core.is_finished:
             self.finished.set()

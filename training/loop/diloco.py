@@ -31,6 +31,7 @@ from training.channel.exchange import (
     RunClock,
     RunStart,
     Session,
+    Stopwatch,
     TraceRoots,
     Turn,
     grade_of,
@@ -52,7 +53,6 @@ from training.loop.inner_state import (
     recall,
     take_moments,
 )
-from training.loop.stopwatch import Stopwatch
 from training.methods.method import Due, Method, anchor_digest, law_of_steps
 from training.methods.stages import make_stages
 from training.models.building import (
@@ -64,7 +64,7 @@ from training.models.building import (
     write_fragment,
 )
 from training.numeric.arithmetic import all_finite
-from training.numeric.heap import give_back_free_memory
+from training.numeric.memory import give_back_free_memory
 
 logger = logging.getLogger(__name__)
 
