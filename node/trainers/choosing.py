@@ -221,8 +221,9 @@ class Fit:
 
     @property
     def own_s(self) -> float | None:
-        """Likewise this node."""
-        return statistics.median(self._own_s) if self._own_s else None
+        """Likewise this node, by its COMMITs as the others."""
+        own_s = [one.own_s for one in self._rounds if one.own_s is not None]
+        return statistics.median(own_s) if own_s else None
 
     def steps(self, steps_max: int) -> int:
         """Of the next round; all until enough is known."""

@@ -552,8 +552,7 @@ class CatchUp:
     def abandon(self) -> None:
         """Stop, blaming nobody. What was verified stays; `consider` sees whether it is of use."""
         self._source, self.wanted, self._fetch = None, None, None
-        if self.origins.source is not None:
-            self.origins.end()
+        self.origins.end()
 
     def overtaken(self) -> None:
         """The head went on by itself: the chain does not fit it, the state is not needed."""

@@ -357,6 +357,8 @@ class WholeRound:
 
     fastest_s: float
     slowest_s: float
+    own_s: float | None = None
+    """Likewise this node, if it committed."""
 
 
 class WholeRounds:
@@ -380,23 +382,21 @@ class WholeRounds:
             return None
         before_s = self._came_s
         self._basis, self._came_s = view.basis, view.arrivals.commit_s
-        is_open, commits = view.config.trust == "open", view.ballots.commits
-        peers = view.roles.electorate if is_open else view.members
-        took_s = []
-        for peer in peers:
-            came_s, steps = view.arrivals.commit_s.get(peer), 0
-            if came_s is not None and peer in commits:
-                steps = commits[peer][1].steps
-            if came_s is None or not steps:
+        took_s: dict[PeerId, float] = {}
+        for peer, came_s in view.arrivals.commit_s.items():
+            commit = view.ballots.commits.get(peer)
+            if commit is None or peer not in view.member_set or not commit[1].steps:
                 continue
             began_s = view.times.started_s
-            if view.is_overlapped:
+            if view.is_overlapped and before_s.get(peer, came_s) < came_s:
                 # A round is under way before whoever is slow has handed the one before in.
-                began_s = max(began_s, before_s.get(peer, began_s))
-            took_s.append((came_s - began_s) * self._inner_steps / steps)
-        took_s.sort()
+                began_s = max(began_s, before_s[peer])
+            took_s[peer] = (came_s - began_s) * self._inner_steps / commit[1].steps
+        peers = view.roles.electorate if view.config.trust == "open" else view.members
+        ranked_s = sorted(took_s[peer] for peer in peers if peer in took_s)
         passed_over = liars(len(peers), view.config.trust)
-        if len(took_s) <= passed_over:
+        if len(ranked_s) <= passed_over:
             return None
-        fastest_s = took_s[passed_over]
-        return WholeRound(fastest_s, max(fastest_s, took_s[-1 - passed_over]))
+        fastest_s = ranked_s[passed_over]
+        slowest_s = max(fastest_s, ranked_s[-1 - passed_over])
+        return WholeRound(fastest_s, slowest_s, took_s.get(view.me))

@@ -230,7 +230,11 @@ def test_own_progress_is_told_with_bounded_numbers():
 
 
 @pytest.mark.parametrize(
-    ("trust", "whole"), [("friends", WholeRound(1.0, 300.0)), ("open", WholeRound(60.0, 120.0))]
+    ("trust", "whole"),
+    [
+        ("friends", WholeRound(1.0, 300.0, 1.0)),
+        ("open", WholeRound(60.0, 120.0, 1.0)),
+    ],
 )
 def test_whole_rounds_are_by_steps_and_in_open_runs_without_as_many_as_may_lie(trust, whole):
     peers = peers_named(4)
@@ -261,4 +265,17 @@ def test_with_two_rounds_in_flight_a_round_begins_for_each_when_it_handed_the_on
         view.basis = bytes([number]) * 32
         view.arrivals.commit_s = dict(zip(peers, came_s, strict=True))
         found.append(lengths.see(view))
-    assert found == [WholeRound(60.0 * 50 / 10, 120.0 * 50 / 10)] * 2
+    assert found == [WholeRound(300.0, 600.0, 300.0)] * 2
+
+
+def test_commits_that_come_in_the_wrong_order_make_nobody_fast():
+    peers = peers_named(2)
+    head, lengths, found = head_of(peers), WholeRounds(10), None
+    for number, came_s in enumerate(([60.0, 130.0], [120.0, 120.0])):
+        commits = [Voice(peer, head.value).commit() for peer in peers]
+        view = view_of(peers[0], head, commits, started_s=0.0)
+        view.seals = replace(view.seals, named_by=head.value)
+        view.basis = bytes([number]) * 32
+        view.arrivals.commit_s = dict(zip(peers, came_s, strict=True))
+        found = lengths.see(view)
+    assert found == WholeRound(60.0, 120.0, 60.0)
