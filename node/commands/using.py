@@ -74,6 +74,8 @@ def export(
     from node.using.run_on_disk import export_run
 
     written = export_run(choice.find(), out, _warn, round_index=round_index, force=force)
+    if round_index is None:
+        _tell_age(written.provenance.sealed_round, written.newest_round)
     if json:
         print_json(_written_json(written))
         return
@@ -151,9 +153,14 @@ def evaluate_run(
     with progress_bars() as (begin, tell):
         listener = Listener(weights=lambda w: begin(f"round {w.round}"), passed_over=_warn)
         results = trio.run(partial(evaluate, source, windows, listener, tell, every=every))
+    _tell_age(results[-1].weights.round, source.newest_round)
     if json:
         rows = [_evaluated_json(result) for result in results]
-        about = {"run": source.manifest.digest.hex(), "title": source.manifest.title}
+        about = {
+            "run": source.manifest.digest.hex(),
+            "title": source.manifest.title,
+            "newest_round": source.newest_round,
+        }
         print_json(about | rows[-1] | {"checkpoints": rows})
     else:
         _print_table(results)
@@ -171,6 +178,7 @@ def _generate_text(source: "WeightsSource", wanted: "TextWanted") -> None:
     def begin(weights: "WeightsUsed") -> None:
         title = shown(source.manifest.title)
         say(f"{title}, round {weights.round}, seed {wanted.sampling.seed}")
+        _tell_age(weights.round, source.newest_round)
         out.write(wanted.prompt)
 
     listener = Listener(weights=begin, passed_over=_warn)
@@ -192,6 +200,7 @@ def _generate_json(source: "WeightsSource", wanted: "TextWanted") -> None:
         | {
             "run": source.manifest.digest.hex(),
             "title": source.manifest.title,
+            "newest_round": source.newest_round,
             "prompt": wanted.prompt.decode("utf-8", "replace"),
             "text": made.decode("utf-8", "replace"),
             "bytes": len(made),
@@ -200,6 +209,13 @@ def _generate_json(source: "WeightsSource", wanted: "TextWanted") -> None:
             "seed": sampling.seed,
         }
     )
+
+
+def _tell_age(sealed_round: int, newest_round: int | None) -> None:
+    from node.using.run_on_disk import age_text
+
+    if text := age_text(sealed_round, newest_round):
+        _warn(text)
 
 
 def _warn(reason: str) -> None:
@@ -249,4 +265,5 @@ def _written_json(written: "ExportedFile") -> dict[str, object]:
         "tensors": provenance.tensors.hex(),
         "parameters": written.parameters,
         "bytes": written.num_bytes,
+        "newest_round": written.newest_round,
     }

@@ -61,7 +61,7 @@ from training.files.durable import make_folder_durably
 from training.methods.presets import is_paced
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined
-from training.numeric.heap import give_back_free_memory
+from training.numeric.memory import give_back_free_memory
 
 SHARD = 0
 INNER_FOLDER = "inner"
@@ -143,16 +143,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     )
     driver = Driver(parts, compute_threads=config.compute_threads)
     entries = _entry_exchange(node, folder, driver, parts)
-    access = Access(
-        manifest=manifest,
-        signer=node.signer,
-        book=entries.book,
-        members=lambda: core.machine.head.roster.member_set,
-        wall_clock=time.time,
-        credential=read_credential(folder),
-        issued=IssuedTokens(folder),
-    )
-    core.may_sit, entries.access = access.may_sit, access
+    access = _door(node, folder, core, entries)
     links_of = partial(BentLinks, hooks=node.hooks, core=core) if node.hooks.bends_frames else Links
     node.hooks.began(node.signer)
     node.hooks.runs(core, trio.current_time)
@@ -176,6 +167,23 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     return Machinery(
         driver=driver, links=links, work=work, checkpoints=checkpoints, entries=entries
     )
+
+
+def _door(node: Node, folder: Path, core: NodeCore, entries: EntryExchange) -> Access:
+    """Who is let in; and who may have a seat, in a run for the invited."""
+    access = Access(
+        manifest=node.signed.manifest,
+        signer=node.signer,
+        book=entries.book,
+        members=lambda: core.machine.head.roster.member_set,
+        wall_clock=time.time,
+        credential=read_credential(folder),
+        issued=IssuedTokens(folder),
+    )
+    entries.access = access
+    if not access.is_for_all:
+        core.may_sit = access.may_sit
+    return access
 
 
 def _known_progress(core: NodeCore) -> KnownProgress:
@@ -230,7 +238,7 @@ def _trainer_work(
             validate_every=config.validate_every,
             is_observer=config.is_observer,
             opens_trainer=_opens_trainer(node),
-            uplink_mbit=lambda: driver.bulk.uplink.mbit,
+            uplink_mbit=driver.bulk.uplink.mbit,
             desk=desk,
             met=met,
         ),

@@ -42,6 +42,7 @@ from protocol.messages import SealCertificate
 from protocol.rounds.restart import Restart
 from protocol.rounds.round_view import RoundView
 from protocol.transport import Transport
+from training.methods.method import has_equal_steps
 
 Accuse = Callable[[Evidence], Awaitable[None]]
 """Keeps evidence that this node found, and spreads it."""
@@ -138,7 +139,7 @@ class Driver:
         self._nursery: trio.Nursery | None = None
         self._links: Links | None = None
         self._work: TrainerWork | None = None
-        self._narrator = Narrator(parts.log)
+        self._narrator = Narrator(parts.log, equal_steps=has_equal_steps(parts.core.manifest))
         self._banning = Banning(self.core, self._trace, parts.log)
         self._logged_round = parts.restart.chain[-1].value.round
         self._chain_readers: set[PeerId] = set()
@@ -392,7 +393,7 @@ class Driver:
             action, previous, self._parts.transport.traffic(), self._work.train_loss
         )
         self._parts.checkpoints.offer(action.certificate, state, is_held=is_bent)
-        if (gathered := self.bulk.fetching.certificate) is not None:
+        if (gathered := self.bulk.fetching.gathered.certificate) is not None:
             self._spawn(partial(self.bulk.fetching.forget, gathered))  # Not needed any more.
         if self.core.is_finished:
             self.finished.set()

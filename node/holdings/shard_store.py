@@ -61,7 +61,7 @@ from training.compression import (
 )
 from training.numeric.arithmetic import squared_norm
 from training.numeric.gram import wire_form
-from training.numeric.spare_vectors import SpareVectors, VectorSource, untouched_zeros
+from training.numeric.memory import SpareVectors, VectorSource, untouched_zeros
 from training.outer.optimizers import make_outer
 
 STEP_OVER_BYTES_MIN = 32 << 20

@@ -21,7 +21,7 @@ from protocol.manifest import RunManifest
 from protocol.rounds.round_config import RoundConfig
 from training.aggregation import AGGREGATORS
 from training.compression import Codec, decode_to_read, lattice_of, result_codec
-from training.numeric.spare_vectors import VectorSource, is_held_elsewhere
+from training.numeric.memory import VectorSource, is_held_elsewhere
 from training.outer.optimizers import (
     OuterInfo,
     OuterOptimizer,

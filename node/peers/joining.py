@@ -89,13 +89,28 @@ async def join_run(
     UnreachableError and RefusedError as `fetch_manifest` does; never where the folder knows the
     run.
     """
+    signed, bootstrap = await _find_run(target, state, signer, psk, look_around)
+    check(signed.manifest)
+    is_first = stored_manifest(state, signed.manifest.digest, signer) is None
+    if is_first:
+        store_manifest(state, signed)
+    _take_up(target, signed.manifest, state, signer)
+    return Joined(signed, bootstrap, is_first=is_first)
+
+
+async def _find_run(
+    target: Target,
+    state: Path,
+    signer: Ed25519Signer,
+    psk: bytes | None,
+    look_around: LookAround | None,
+) -> tuple[SignedManifest, tuple[str, ...]]:
+    """The run, and the addresses to ask first; nothing is kept yet."""
     bootstrap = tuple(map(str, target.addresses))
     if target.run is not None:
         stored = stored_manifest(state, target.run, signer)
         if stored is not None:
-            check(stored.manifest)
-            _take_up(target, stored.manifest, state, signer)
-            return Joined(stored, bootstrap, is_first=False)
+            return stored, bootstrap
     try:
         try:
             fetched = await _fetch(target, signer, psk)
@@ -111,15 +126,9 @@ async def join_run(
         resumed = _run_of_known_peer(target, state, signer)
         if target.run is not None or resumed is None:
             raise
-        check(resumed.manifest)
         logger.warning("peer does not answer, going on with the run it was seen in: %s", error)
-        return Joined(resumed, bootstrap, is_first=False)
-    check(fetched.signed.manifest)
-    is_first = stored_manifest(state, fetched.signed.manifest.digest, signer) is None
-    if is_first:
-        store_manifest(state, fetched.signed)
-    _take_up(target, fetched.signed.manifest, state, signer)
-    return Joined(fetched.signed, bootstrap, is_first=is_first)
+        return resumed, bootstrap
+    return fetched.signed, bootstrap
 
 
 async def join_patiently(join: Callable[[], Awaitable[Joined]], pause: Pause) -> Joined:

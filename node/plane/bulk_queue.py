@@ -353,7 +353,6 @@ class Uplink:
         self._is_whole = True
         self._samples: deque[float] = deque(maxlen=SAMPLES_KEPT)
 
-    @property
     def mbit(self) -> float | None:
         """Megabits per second; None while too little is known."""
         return max(self._samples, default=None)

@@ -21,7 +21,7 @@ from node.plane import bulk
 from node.plane.bulk import Checks
 from node.plane.bulk_queue import LineLimits, Meter, Pause, PushQueue, SendWindow, Uplink
 from node.plane.hooks import NodeHooks
-from node.plane.state_streams import Fetching, InMemory, Outgoing, Serving, StateParts
+from node.plane.state_streams import Fetching, Outgoing, Serving, StateParts
 from node.status.board import EventLog
 from protocol import events as ev
 from protocol import limits
@@ -362,6 +362,19 @@ STREAMS_MAX = 8
 """Of one peer at a time: each holds some cells in memory. A node opens up to four."""
 
 T = TypeVar("T")
+
+
+class InMemory:
+    """Cells that are there."""
+
+    def __init__(self, items: Sequence[Item]) -> None:
+        self.count = len(items)
+        self._items = items
+
+    async def more(self) -> Sequence[Item]:
+        """See Outgoing."""
+        items, self._items = self._items, ()
+        return items
 
 
 class BulkOwner(Protocol):

@@ -183,7 +183,8 @@ class Gathered:
         self._store = store
         self._journal = journal
         self._partial = partial
-        self._certificate: SealCertificate | None = None
+        self.certificate: SealCertificate | None = None
+        """The seal whose state is gathered."""
         self._cells: dict[int, bytes] = {}
         self._vectors: list[Vector] = []
         """Those of the state that is gathered: its cells lie there, and nowhere else."""
@@ -197,11 +198,11 @@ class Gathered:
     def expect_state(self, certificate: SealCertificate) -> Mapping[bytes, Collection[int]]:
         """Gather the state of this seal. What of it is here already, by subject."""
         root, subject = certificate.value.root, certificate.value.digest
-        is_same = self._certificate is not None and self._certificate.value.root == root
+        is_same = self.certificate is not None and self.certificate.value.root == root
         self._steps, self._stepped = [], None
         if not is_same:
             self._begin(certificate)
-        self._certificate = certificate
+        self.certificate = certificate
         return {subject: tuple(self._cells)}
 
     def _begin(self, certificate: SealCertificate) -> None:
@@ -254,7 +255,7 @@ class Gathered:
     ) -> Mapping[bytes, Collection[int]]:
         """Gather the results of these rounds, which follow upon the own state, in their order."""
         self._steps = [_GatheredRound(certificate) for certificate in certificates]
-        self._certificate, self._stepped = certificates[-1], self._store.final
+        self.certificate, self._stepped = certificates[-1], self._store.final
         held: dict[bytes, Collection[int]] = {}
         for step in self._steps:
             value = step.certificate.value
@@ -268,19 +269,14 @@ class Gathered:
     # Cells --------------------------------------------------------------------------------------
 
     @property
-    def certificate(self) -> SealCertificate | None:
-        """The seal whose state is gathered."""
-        return self._certificate
-
-    @property
     def subject(self) -> bytes:
         """Its digest; empty if there is none."""
-        return self._certificate.value.digest if self._certificate else b""
+        return self.certificate.value.digest if self.certificate else b""
 
     @property
     def is_whole(self) -> bool:
         """Whether all cells of the wanted state are here, or all steps to it are taken."""
-        if self._certificate is None:
+        if self.certificate is None:
             return False
         if self._stepped is not None:
             return not self._steps
@@ -305,8 +301,8 @@ class Gathered:
             step = next(s for s in self._steps if s.certificate.value.digest == header.subject)
             step.cells[item.index] = item.payload
             return (item.index,)
-        assert self._certificate is not None
-        self._store.check_state_cell(self._certificate.value.root, item)
+        assert self.certificate is not None
+        self._store.check_state_cell(self.certificate.value.root, item)
         if item.index in self._cells:
             return ()
         self._place(item.index, item.payload)
@@ -360,18 +356,18 @@ class Gathered:
 
     def state(self) -> State:
         """The whole state. Raises StateError unless it has the sealed root."""
-        assert self._certificate is not None
+        assert self.certificate is not None
         if self._stepped is not None:
             if self._steps:
                 raise StateError("not all steps are taken")
             return self._stepped
         if not self.is_whole:
             raise StateError("state cells are missing")
-        return self._store.assemble(self._certificate.value.root, self._vectors)
+        return self._store.assemble(self.certificate.value.root, self._vectors)
 
     def forget(self) -> None:
         """The state is in place and on the disk, or of no use."""
-        self._certificate, self._stepped = None, None
+        self.certificate, self._stepped = None, None
         self._cells, self._vectors, self._old, self._steps = {}, [], [], []
         self._partial.clear()
 

@@ -79,7 +79,7 @@ class Fetching:
 
     def __init__(self, owner: StateStreamsOwner, gathered: Gathered) -> None:
         self._owner = owner
-        self._gathered = gathered
+        self.gathered = gathered
         self._lock = trio.Lock()
         """Several streams bring cells; they are taken in one at a time."""
         self._order: ev.FetchOrder | None = None
@@ -97,7 +97,7 @@ class Fetching:
             order, self._order = self._order, None
             if order is None:
                 return
-            gathered, compute = self._gathered, self._owner.compute
+            gathered, compute = self.gathered, self._owner.compute
             if isinstance(order, ev.FetchState):
                 held = await compute(partial(gathered.expect_state, order.certificate))
             else:
@@ -107,7 +107,7 @@ class Fetching:
 
     def takes(self, header: BulkHeader) -> bool:
         """Whether cells of that kind and subject are wanted."""
-        return self._gathered.takes(header)
+        return self.gathered.takes(header)
 
     async def take(self, peer: PeerId, header: BulkHeader, item: Item) -> None:
         """Take a cell in. Raises ProofError if it is not of the sealed state."""
@@ -117,39 +117,34 @@ class Fetching:
             is_asked = self._owner.core.catchup.is_asked(peer, subject, item.index)
             if not (is_asked or kind is Bulk.STATE):
                 return
-            fresh = await self._owner.compute(lambda: self._gathered.take(header, item))
+            fresh = await self._owner.compute(lambda: self.gathered.take(header, item))
             if fresh:
                 await self._owner.tell(ev.CellsFetched(peer, subject, fresh))
                 await self._go_on()
 
     async def _go_on(self) -> None:
         """Take the steps that are due; tell once the state is there."""
-        certificate = self._gathered.certificate
+        certificate = self.gathered.certificate
         try:
-            await self._owner.compute(self._gathered.advance)
-            if certificate is None or not self._gathered.is_whole:
+            await self._owner.compute(self.gathered.advance)
+            if certificate is None or not self.gathered.is_whole:
                 return
-            state = await self._owner.compute(self._gathered.state)
+            state = await self._owner.compute(self.gathered.state)
         except WrongStep as error:
             await self._owner.tell(ev.StepFailed(error.subject))
         except StateError as error:
             logger.warning("state sync failed reason=%s", error)
             assert certificate is not None
-            self._gathered.forget()
+            self.gathered.forget()
             await self._owner.tell(ev.StateFailed(certificate.value.digest))
         else:
             await self._owner.state_arrived(certificate, state)
 
-    @property
-    def certificate(self) -> SealCertificate | None:
-        """The seal whose state is gathered."""
-        return self._gathered.certificate
-
     async def forget(self, certificate: SealCertificate) -> None:
         """That state is in place and on the disk, or not needed any more."""
         async with self._lock:
-            if self.certificate == certificate and self._order is None:
-                await self._owner.compute(self._gathered.forget)
+            if self.gathered.certificate == certificate and self._order is None:
+                await self._owner.compute(self.gathered.forget)
 
 
 class Outgoing(Protocol):
@@ -163,19 +158,6 @@ class Outgoing(Protocol):
     async def more(self) -> Sequence[Item]:
         """The next of them; none at the end."""
         ...
-
-
-class InMemory:
-    """Cells that are there."""
-
-    def __init__(self, items: Sequence[Item]) -> None:
-        self.count = len(items)
-        self._items = items
-
-    async def more(self) -> Sequence[Item]:
-        """See Outgoing."""
-        items, self._items = self._items, ()
-        return items
 
 
 class ListedSource(CellSource, Protocol):

@@ -13,7 +13,7 @@ from typing import TypeVarTuple
 import trio
 import trio.abc
 
-from training.numeric.heap import keep_freed_memory
+from training.numeric.memory import keep_freed_memory
 
 _Words = TypeVarTuple("_Words")
 

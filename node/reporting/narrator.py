@@ -37,19 +37,28 @@ _SHORT = (
 )
 
 
-def _why_left_out(view: RoundView, *, was_listed: bool) -> str | None:
-    """What kept the own contribution out of a sealed round: `training` or the `line`; None if it is
-    in, or this node had no seat."""
-    if was_listed or not view.is_member:
-        return None
-    return "line" if view.own.commit else "training"
+def why_left_out(view: RoundView, *, equal_steps: bool) -> str:
+    """What kept this node out of a sealed round: a key of `node.status.records.LEFT_OUT`."""
+    own, me = view.own, view.me
+    if not view.is_member:
+        return "seat"
+    if own.contribution is not None and not own.commit:
+        return "silent" if own.held_until_s is None else "held"
+    handed_s = view.arrivals.commit_s.get(me, -inf) if own.commit else inf
+    others_s = [said_s for (_, peer), said_s in view.lapses.said_s.items() if peer != me]
+    if handed_s < min(others_s, default=inf):
+        return "line"  # It was there before anybody had said what is.
+    if me in view.waits.given_up:
+        return "given_up"
+    return "equal_steps" if equal_steps else "training"
 
 
 class Narrator:
     """Tells what happens, as it happens; decides nothing."""
 
-    def __init__(self, log: EventLog) -> None:
-        self._log = log
+    def __init__(self, log: EventLog, *, equal_steps: bool = False) -> None:
+        """`equal_steps` says whether all take all steps of a round."""
+        self._log, self._equal_steps = log, equal_steps
         self._phase = ("", 0, 0)
         self._round_began_s = trio.current_time()
         self._faults_since_s, self._num_faults = -FAULTS_SHOWN_S, 0
@@ -72,6 +81,7 @@ class Narrator:
         value, now_s = action.certificate.value, trio.current_time()
         commits = (view.ballots.commit_of(digest) for digest in value.commits)
         wall_s, self._round_began_s = now_s - self._round_began_s, now_s
+        why = None if action.was_listed else why_left_out(view, equal_steps=self._equal_steps)
         self._log.emit(
             "sealed",
             round=value.round,
@@ -81,7 +91,7 @@ class Narrator:
             voters=sum(1 for seat in value.roster.seats if seat.voter_since >= 0),
             attempt=view.attempt,
             was_listed=action.was_listed,
-            left_out=_why_left_out(view, was_listed=action.was_listed),
+            left_out=why,
             wall_s=round(wall_s, 4),
             bytes_up=traffic[0],
             bytes_down=traffic[1],

@@ -8,6 +8,7 @@ from pathlib import Path
 import trio
 
 from node.status.board import EventLog, Field
+from node.status.records import LEFT_OUT
 from node.text.shown import as_word, shown
 from node.text.terminal import PeopleConsole
 from protocol.identity import short_id
@@ -165,21 +166,9 @@ class PeopleLog:
         if isinstance(wall_s, int | float):
             parts.append(f", {wall_s:.1f} s")
         if fields.get("was_listed") is False:
-            why = _LEFT_OUT.get(str(fields.get("left_out")), "")
-            parts.append(f" (without this node{why})")
+            why = LEFT_OUT.get(str(fields.get("left_out")))
+            parts.append(f" (without this node: {why})" if why else " (without this node)")
         return "".join(parts)
-
-
-_LEFT_OUT = {
-    "training": (
-        ": its steps took longer than the others wait; from the next round on it takes as many as "
-        "fit its speed, unless the run asks for equal steps"
-    ),
-    "line": (
-        ": its contribution did not reach the others in time; the next round waits for it again"
-    ),
-}
-"""Why, and what changes next."""
 
 
 def _set_back(peer: str, until: int, *, is_own: bool) -> str:

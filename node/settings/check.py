@@ -48,6 +48,7 @@ from node.settings.sections import (
 )
 from node.state.config import DEVICE_DEFAULT
 from node.state.folder import run_folder
+from node.status.records import EQUAL_STEPS
 from node.trainers.choosing import COVER, SHARE
 from protocol import limits
 from protocol.errors import ConfigError
@@ -554,10 +555,7 @@ def _deadlines(found: Checked) -> str:
 def _unequal(found: Checked) -> str:
     """What becomes of machines that are slower than the others."""
     if has_equal_steps(found.manifest):
-        return (
-            "all take equally many steps, and a round as long as the slowest needs: with one"
-            " machine of half the speed the others wait half of the time"
-        )
+        return f"{EQUAL_STEPS}: with one machine of half the speed the others wait half of the time"
     return "each takes as many of the steps as fit its speed, and counts by its tokens"
 
 

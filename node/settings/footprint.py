@@ -28,6 +28,7 @@ from protocol.segments import kept_states
 from training.channel.trainer_end import channel_spec
 from training.compression import make_codec
 from training.files.state import CHECKPOINTS_KEPT
+from training.loop.sums import INNER_STATES_KEPT, is_large
 from training.methods.presets import PRESETS
 from training.models.genesis import VOCABULARY, GptShape
 from training.outer.optimizers import make_outer
@@ -40,10 +41,6 @@ Place = Literal["memory", "card", "disk", "written"]
 NETWORK_BASE_BYTES, TRAINER_BASE_BYTES = 115 * MIB, 280 * MIB
 """Of the two processes before they hold a number: libraries, torch and its threads, and what large
 writes are staged in. Measured with `barnraise bench size`."""
-
-INNER_STATES_KEPT = 3
-INNER_LARGE_BYTES = 32 * MIB
-"""As `training.loop.inner_state`, whose module needs torch."""
 
 SUMS_KEPT = 5
 """Of a large model: what makes the contributions of the last rounds again, and a new one."""
@@ -83,7 +80,7 @@ TABLE = (
         "network", "memory", "parts of others", "parts", 1 + ROUNDS_KEPT, "of this round and before"
     ),
     Need("network", "memory", "results", "result", 1, "until they are on the disk"),
-    Need("network", "memory", "audit", "audited", 7, "states before and after, and a residual"),
+    Need("network", "memory", "audits", "audit", 2, "what two begin with, held at once"),
     # Memory of the trainer; `card` is the device's, where there is one.
     Need("trainer", "card", "weights", "vector", 1, "float32"),
     Need(
@@ -148,10 +145,10 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
     moments = vector * (STATE_VECTORS - 1) * (manifest.inner.optimizer == "adamw")
     # With audits the traces have moments and weights.
     is_traced = manifest.audits.rate > 0.0
-    is_large = vector >= INNER_LARGE_BYTES and not is_traced
+    has_sums = is_large(manifest)
     inner = of_method + drifting_bytes(layout, overlap=outer.overlap) * (not is_traced)
     sums = 0.0
-    if is_large:
+    if has_sums:
         sums = fragment * has_residual + payload * (not has_residual or outer.codec not in EXACT)
     else:
         residuals = FLOAT_BYTES * (layout.numel + max(layout.fragment_numels)) * has_residual
@@ -164,7 +161,7 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
         "state": state,
         "small state": state * (state < LARGE_STATE_BYTES),
         "moments": moments,
-        "moments apart": moments * is_large,
+        "moments apart": moments * has_sums,
         "residual": vector * has_residual,
         "payload": payload,
         "parts": parts,
@@ -174,6 +171,7 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
         "variates": variates,
         "inner": inner,
         "sums": sums,
+        "audit": audit_bytes(manifest) * (manifest.audits.rate > 0.0),
         "audited": vector * (manifest.audits.rate > 0.0),
         "traces": trace_bytes(manifest),
         "traced": traced_bytes(manifest),

@@ -76,6 +76,37 @@ class RoundRecord:
     validation_loss: float | None
     validation_windows: int | None = None
     validation_of: int | None = None
+    left_out: str | None = None
+    """Why the seal does not list this node, a key of LEFT_OUT; None where it does."""
+
+
+LEFT_OUT = {
+    "seat": "it had no seat in that round; it trains again once a seal has given it one",
+    "training": (
+        "its steps took longer than the others wait; from the next round on it takes as many as "
+        "fit its speed"
+    ),
+    "equal_steps": (
+        "its steps took longer than the others wait, and in this run all take equally many: the "
+        "next round asks as many of it, so it is listed again once this machine has less other work"
+    ),
+    "given_up": (
+        "it was late so often that the others wait for it only a third longer than for themselves; "
+        "that they wait for it again comes back by and by, over 256 rounds"
+    ),
+    "held": (
+        "it held its contribution for peers that fetch the state from here; each is waited for "
+        "within a bound, and once that is used up no longer"
+    ),
+    "silent": (
+        "it signs nothing until enough voters have told where the run is; what it trains counts "
+        "again from then on"
+    ),
+    "line": (
+        "its contribution did not reach the others in time; the next round waits for it again"
+    ),
+}
+"""Why a seal does not list a node that trained, and what changes next, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -237,6 +268,10 @@ class MethodRecord:
     last COMMIT that came to the outcome, `computing` the share of the last rounds that was inner
     steps. What is not measured yet is None. Where the codec has grades, `grade` is the bits per
     element that this node sends.
+
+    How long all steps of a round take up to the contribution is `whole_s` here, `fastest_s` and
+    `slowest_s` of all members; with `equal_steps` everybody takes all of them, and waits for the
+    slowest.
     """
 
     preset: str
@@ -250,6 +285,14 @@ class MethodRecord:
     step_s: float | None = None
     exchange_s: float | None = None
     computing: float | None = None
+    equal_steps: bool = False
+    whole_s: float | None = None
+    fastest_s: float | None = None
+    slowest_s: float | None = None
+
+
+EQUAL_STEPS = "all take equally many steps, and a round as long as the slowest needs"
+"""What `equal_steps` means, for people."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,6 +325,10 @@ class NodeStatus:
     banned: tuple[str, ...]
     is_member: bool
     is_voter: bool
+    set_back_until: int | None = None
+    """Until which round others sum and propose before this node, because it kept them waiting;
+    None where it was not so late."""
+
     was_listed: bool | None
     num_sealed: int
     final_round: int = 0

@@ -162,6 +162,7 @@ def snapshot(sources: StatusSources, now_s: float) -> Snapshot:
         banned=tuple(peer_id_text(peer) for peer in view.seals.head.roster.banned),
         is_member=view.is_member,
         is_voter=view.is_voter,
+        set_back_until=_set_back(view).get(view.me),
         was_listed=board.rounds[-1].was_listed if board.rounds else None,
         num_sealed=board.num_sealed,
         final_round=core.machine.head.round,
@@ -321,11 +322,7 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
     wall_s = sources.wall_clock()
     classes = core.audits.classes
     answerable = core.audits.answerable
-    back_until = {
-        seat.peer: seat.set_back_until
-        for seat in view.seals.head.roster.seats
-        if seat.set_back_until >= view.index
-    }
+    back_until = _set_back(view)
     records = []
     for peer in list(shown_peers)[:PEERS_SHOWN_MAX]:
         silence_s, said = core.liveness.silence_s(peer, now_s), told.get(peer)
@@ -354,6 +351,15 @@ def _peers(sources: StatusSources, now_s: float) -> tuple[PeerRecord, ...]:
             )
         )
     return tuple(records)
+
+
+def _set_back(view: RoundView) -> dict[PeerId, int]:
+    """Who is set back, and until which round."""
+    return {
+        seat.peer: seat.set_back_until
+        for seat in view.seals.head.roster.seats
+        if seat.set_back_until >= view.index
+    }
 
 
 def _look_for_signals(sources: StatusSources) -> None:

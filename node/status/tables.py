@@ -8,6 +8,8 @@ from rich.text import Text
 
 from node.status.doctor import Finding
 from node.status.records import (
+    EQUAL_STEPS,
+    LEFT_OUT,
     PHASES,
     SUSPICION_USE,
     MethodRecord,
@@ -142,6 +144,8 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
     if status.catching_up is not None:
         yield "fetches", Text(status.catching_up)
     part = ("a voter" if status.is_voter else "a member") if status.is_member else "without a seat"
+    if (until := status.set_back_until) is not None:
+        part += f", last to sum and to propose until round {until}, for it kept others waiting"
     yield (
         "swarm",
         Text(
@@ -162,6 +166,8 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
         yield "held out", Text(f"{text}, over {parts}" if parts else text)
     if status.method is not None:
         yield "method", Text(_method(status.method))
+        if status.method.equal_steps:
+            yield "equal steps", Text(_equal_steps(status.method))
     if status.last_times is not None:
         yield "time", Text(_times(status.last_times))
     yield "trainer", Text(_trainer(status.trainer))
@@ -188,9 +194,11 @@ def _status_lines(status: NodeStatus) -> Iterator[tuple[str, Text]]:
 
 def _sealed(record: RoundRecord) -> str:
     mine = "this node's too" if record.was_listed else "this node's not"
+    why = LEFT_OUT.get(record.left_out or "")
     loss = "" if record.train_loss is None else f", training loss {record.train_loss:.4f}"
     contributions = counted(len(record.listed), "contribution")
-    return f"round {record.round} in {record.wall_s:.1f} s: {contributions}, {mine}{loss}"
+    text = f"round {record.round} in {record.wall_s:.1f} s: {contributions}, {mine}{loss}"
+    return f"{text}; without this node: {why}" if why else text
 
 
 def _trainer(trainer: TrainerRecord) -> str:
@@ -221,6 +229,17 @@ def _method(method: MethodRecord) -> str:
             f"{method.computing:.0%} of the time in steps"
         )
     return text
+
+
+def _equal_steps(method: MethodRecord) -> str:
+    """What they cost this node, or the others."""
+    own_s, fastest_s, slowest_s = method.whole_s, method.fastest_s, method.slowest_s
+    if own_s is None or fastest_s is None or slowest_s is None:
+        return EQUAL_STEPS
+    return (
+        f"{EQUAL_STEPS}: the steps of one take {own_s:.1f} s here, {fastest_s:.1f} s on the fastest"
+        f" machine, {slowest_s:.1f} s on the slowest"
+    )
 
 
 def _times(times: PhaseTimes) -> str:

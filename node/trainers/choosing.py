@@ -1,10 +1,10 @@
 """What a node chooses for itself of its next round, and what people are told of it: how many steps,
-and in how many bits what they come to is encoded.
+in how many bits what they come to is encoded, and where the time of the last one went.
 
 Machines are not equally fast, and a round is over for all at once. So each takes as many of its H
 steps as fit its speed: H if it is the fastest, else its share of that (`Fit`), for weights are
 tokens. How fast others are is what their COMMITs show: steps over time. H steps for all have only
-runs with audits or two rounds in flight, and those that ask for it (`has_equal_steps`).
+runs with audits, those that ask for it, and methods that need them (`has_equal_steps`).
 
 In presets whose peers choose for themselves (`auto`, `a_edit`) the length of a round is chosen too,
 by a pure decision over what was measured. A round that the trainer got at 0 hands its contribution
@@ -38,10 +38,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 
 from node.status.board import EventLog
-from node.trainers.phase_timer import PhaseTimer
+from node.status.records import PhaseTimes
 from protocol.events import Working
 from protocol.frames import Phase
 from protocol.manifest import RunManifest
+from protocol.rounds.patience import WholeRound
 from training.channel.exchange import Contribution, TrainerTimes
 from training.compression import Codec, make_codec, with_grades
 from training.methods.method import has_equal_steps
@@ -191,26 +192,53 @@ class MeasuredRound:
 @dataclass(slots=True)
 class Fit:
     """Which share of a round's steps fits a node, by how long whole rounds take it and the fastest
-    whose word is enough (`protocol.rounds.patience.whole_round_s`)."""
+    whose word is enough (`protocol.rounds.patience.WholeRounds`)."""
 
+    is_equal: bool = False
+    """Whether all take all steps, whatever fits: then what they take is only told."""
+    is_overlapped: bool = False
+    """Whether the trainer steps on while its contribution is in flight (R5)."""
     _own_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
-    _fastest_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    _rounds: deque[WholeRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
 
     def trained(self, steps: int, took_s: float, steps_max: int) -> None:
         """The own trainer handed so many steps in, so long after it was given the lease."""
         self._own_s.append(took_s * steps_max / max(1, steps))
 
-    def saw(self, whole_s: float) -> None:
-        """The fastest took so long for a whole round, by the COMMITs of the last one."""
-        self._fastest_s.append(whole_s)
+    def saw(self, whole: WholeRound) -> None:
+        """What a whole round took, by the COMMITs of the last one."""
+        self._rounds.append(whole)
+
+    @property
+    def fastest_s(self) -> float | None:
+        """What a whole round takes the fastest; None until that is known."""
+        return statistics.median(one.fastest_s for one in self._rounds) if self._rounds else None
+
+    @property
+    def slowest_s(self) -> float | None:
+        """Likewise the slowest."""
+        return statistics.median(one.slowest_s for one in self._rounds) if self._rounds else None
+
+    @property
+    def own_s(self) -> float | None:
+        """Likewise this node, by its COMMITs as the others."""
+        own_s = [one.own_s for one in self._rounds if one.own_s is not None]
+        return statistics.median(own_s) if own_s else None
 
     def steps(self, steps_max: int) -> int:
         """Of the next round; all until enough is known."""
-        if not self._own_s or not self._fastest_s:
+        fastest_s = self.fastest_s
+        if self.is_equal or not self._own_s or fastest_s is None:
             return steps_max
+        if self.is_overlapped:
+            # Nobody waits for the others before it begins anew: who takes a little longer than they
+            # do falls behind for good, until its COMMITs come too late.
+            own_s = statistics.fmean(self._own_s)
+            fitting = steps_max if own_s <= fastest_s else math.floor(steps_max * fastest_s / own_s)
+            return max(1, fitting)
         # The best of the own rounds: the fastest of several has a good round each time, and whoever
         # measured its usual ones by that would give steps up for nothing.
-        own_s, fastest_s = min(self._own_s), statistics.median(self._fastest_s)
+        own_s = min(self._own_s)
         if own_s <= ALIKE * fastest_s:
             return steps_max
         return max(1, round(steps_max * fastest_s / own_s))
@@ -223,7 +251,7 @@ class Pace:
     steps_max: int
     is_chosen: bool
     fit: Fit | None = None
-    """Where steps are not chosen and may be unequal: how many of the manifest's fit this node."""
+    """Where steps are not chosen: how many of the manifest's fit this node."""
     is_overlapped: bool = False
     """Whether the trainer steps on while its contribution is in flight (R5)."""
     _steps: int = 0
@@ -347,12 +375,13 @@ class _Costs:
 def pace_of(manifest: RunManifest) -> Pace:
     """The pace of a trainer of that run. Raises ConfigError for an unknown preset."""
     outer = manifest.outer
-    is_chosen = is_paced(outer.preset)
+    is_chosen, is_overlapped = is_paced(outer.preset), outer.overlap > 1
+    fit = Fit(is_equal=has_equal_steps(manifest), is_overlapped=is_overlapped)
     return Pace(
         steps_max=manifest.inner.inner_steps,
         is_chosen=is_chosen,
-        fit=None if is_chosen or has_equal_steps(manifest) else Fit(),
-        is_overlapped=outer.overlap > 1,
+        fit=None if is_chosen else fit,
+        is_overlapped=is_overlapped,
     )
 
 
@@ -412,6 +441,75 @@ class Headway:
         return Working(self._round, Phase.TRAIN, self._done, self._steps, rest_s)
 
 
+@dataclass(slots=True)
+class PhaseTimer:
+    """The one writer of PhaseTimes, for one trainer. All times are of the network process's
+    monotonic clock, seconds.
+
+    What the trainer did it tells with each contribution. While it did nothing it waited for us, up
+    to the moment at which it was told how to go on; what for, our own marks say.
+    """
+
+    _handed_s: float | None = None
+    """When the last contribution came, or the trainer was told where to begin."""
+    _told_s: float = 0.0
+    _committed_s: float | None = None
+    """When the last contribution was ready for its COMMIT."""
+    _others_s: float | None = None
+    """When the last COMMIT of another peer came."""
+    _results_s: float | None = None
+    """When the whole result was here."""
+    _num_members: int = 1
+    """With a seat in the round that the trainer was told of last."""
+
+    def begun(self, now_s: float) -> None:
+        """The trainer was told where to begin."""
+        self._handed_s = self._told_s = now_s
+
+    def committed(self, now_s: float) -> None:
+        """The last contribution is ready for its COMMIT."""
+        self._committed_s = now_s
+
+    def results_here(self, now_s: float) -> None:
+        """A round's whole result is here."""
+        self._results_s = now_s
+
+    def told(self, now_s: float, *, others_s: float | None, num_members: int) -> None:
+        """The trainer was told how to go on; the last COMMIT of another peer came at `others_s`,
+        of so many that have a seat."""
+        self._told_s, self._others_s, self._num_members = now_s, others_s, num_members
+
+    def handed(self, now_s: float, steps: int, times: TrainerTimes) -> PhaseTimes | None:
+        """A contribution is here: where the time since the one before went; None of a trainer that
+        was never told to begin."""
+        before_s, self._handed_s = self._handed_s, now_s
+        if before_s is None:
+            return None
+        began_s = self._told_s - times.wait_s
+        # An edge that was not seen is where the one before is; without a result there was no seal,
+        # and where no other member came there was nothing to exchange.
+        results_s, others_s = self._results_s or self._told_s, self._others_s
+        if others_s is None and self._num_members > 1:
+            others_s = results_s
+        ends_s = (self._committed_s, others_s, results_s)
+        edges = [began_s]
+        for edge_s in ends_s:
+            edges.append(min(max(edges[-1], edge_s or began_s), self._told_s))
+        ready_s, met_s, whole_s = edges[1:]
+        return PhaseTimes(
+            steps=steps,
+            round_s=now_s - before_s,
+            train_s=times.train_s,
+            validate_s=times.validate_s,
+            encode_s=times.encode_s + ready_s - began_s,
+            save_s=times.save_s,
+            audit_s=times.audit_s,
+            wait_s=met_s - ready_s,
+            exchange_s=whole_s - met_s,
+            seal_s=times.take_s + self._told_s - whole_s,
+        )
+
+
 logger = logging.getLogger(__name__)
 
 
@@ -463,10 +561,10 @@ class Choosing:
         """The trainer tells that it is at that step of the run."""
         self.headway.progressed(step, now_s)
 
-    def saw(self, whole_s: float | None) -> None:
-        """How long a whole round takes the fastest; None where the last round did not show it."""
-        if whole_s is not None and self._pace.fit is not None:
-            self._pace.fit.saw(whole_s)
+    def saw(self, whole: WholeRound | None) -> None:
+        """How long a whole round takes others; None where the last round did not show it."""
+        if whole is not None and self._pace.fit is not None:
+            self._pace.fit.saw(whole)
 
     def landed(self, now_s: float, *, last_s: float | None) -> None:
         """The outcome of the oldest contribution is here; see `Pace.landed`."""
@@ -494,7 +592,7 @@ class Choosing:
     def _tell(self, round_index: int, choice: StepsChoice) -> None:
         last = choice.last
         flight_s, hidden_s = self._flight.take() or (None, None)
-        graded = self._grading
+        graded, fit = self._grading, self._pace.fit or Fit()
         self._log.emit(
             "method",
             preset=self._outer.preset_of(round_index),
@@ -505,6 +603,10 @@ class Choosing:
             steps=choice.steps,
             steps_max=choice.steps_max,
             why=choice.why,
+            equal_steps=fit.is_equal,
+            whole_s=_rounded(fit.own_s),
+            fastest_s=_rounded(fit.fastest_s),
+            slowest_s=_rounded(fit.slowest_s),
             step_s=_rounded(choice.step_s),
             exchange_s=_rounded(choice.exchange_s),
             computing=_rounded(choice.computing),

@@ -36,7 +36,7 @@ from protocol.leases import Lease, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.rounds.admission import claim_breach
 from protocol.rounds.fates import Fates
-from protocol.rounds.patience import whole_round_s
+from protocol.rounds.patience import WholeRounds
 from protocol.segments import ALONE
 from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import Audit, Audited, Progress, Ready, Reopen, Start, Validation
@@ -275,6 +275,7 @@ class TrainerWork:
         self._choosing = Choosing(
             config.manifest, self._layout.num_fragments, parts.log, parts.uplink_mbit
         )
+        self._lengths = WholeRounds(config.manifest.inner.inner_steps)
         self._grade = 0
         """That the trainer was told last; 0 of none."""
         self._audits = (
@@ -550,7 +551,7 @@ class TrainerWork:
         fragment = self._layout.fragment_of(contributed)
         self._choosing.landed(trio.current_time(), last_s=self._last_commit_s)
         if (sealed := self._parts.core.machine.previous) is not None:
-            self._choosing.saw(whole_round_s(sealed, self._config.manifest.inner.inner_steps))
+            self._choosing.saw(self._lengths.see(sealed))
         # Rounds since may be about others; behind a resync all may have changed.
         others = self._changed_since_told(wanted, is_all=is_resync)
         others.pop(fragment, None)

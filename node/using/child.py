@@ -13,7 +13,7 @@ from pathlib import Path
 from node.processes.children import JsonLine, number, run_json_child, trainer_threads
 from node.state.folder import default_state
 from node.trainers.model_file import KEPT_FILE, refuse_needless
-from node.using.run_on_disk import find_run, open_export
+from node.using.run_on_disk import find_run, newest_sealed, open_export
 from protocol.errors import BarnraiseError, ConfigError, StateError
 from protocol.manifest import RunManifest
 from training.channel.frames import Failed, error_of
@@ -55,6 +55,8 @@ class WeightsSource:
 
     manifest: RunManifest
     arguments: tuple[str, ...]
+    newest_round: int | None = None
+    """The last round that is sealed here, unless other weights were asked for than the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +124,8 @@ def find_source(choice: WeightsChoice) -> WeightsSource:
         if found.manifest.model.name == MODEL_FILE and choice.model_file is None and kept.exists():
             # What the user once named; its digest is compared before anything of it runs.
             choice = replace(choice, model_file=kept)
-        return _source(choice, found.manifest, arguments)
+        newest = newest_sealed(found) if choice.round_index is None else None
+        return replace(_source(choice, found.manifest, arguments), newest_round=newest)
     others = (choice.state, choice.run, choice.manifest, choice.round_index)
     if any(other is not None for other in others):
         raise ConfigError(

@@ -6,11 +6,15 @@ and what people read of it.
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
+from node.holdings.checkpoints import ROUNDS_APART
+from node.holdings.journal import CHAIN_FILE
+from node.holdings.record_log import stream_records
 from node.processes.version import version
 from node.state.folder import (
     CHECKPOINTS_FOLDER,
@@ -21,10 +25,12 @@ from node.state.folder import (
 )
 from node.state.stored_manifest import ANY_SIGNER, check_run_folder, read_signed_manifest
 from node.text.shown import shown
-from protocol.errors import CheckpointError, ConfigError
+from protocol import limits
+from protocol.errors import CheckpointError, ConfigError, DecodeError
 from protocol.identity import peer_id_text
 from protocol.manifest import RunManifest, open_manifest
-from protocol.wire import encode
+from protocol.messages import SealCertificate
+from protocol.wire import decode, encode
 from training.files.exported import (
     OpenSigned,
     Provenance,
@@ -90,6 +96,30 @@ def find_run(
     )
 
 
+def newest_sealed(run: RunOnDisk) -> int | None:
+    """The last final round that the node here knows of, whose weights need not be on the disk yet;
+    None where it never sealed one, or the file cannot be read. A node may be running."""
+    chain, last = run.checkpoints.parent / CHAIN_FILE, b""
+    with suppress(OSError, DecodeError):
+        for record in stream_records(chain, size=chain.stat().st_size):
+            last = record
+        limit = limits.CONTROL_FRAME_BYTES_MAX
+        return decode(SealCertificate, last, max_bytes=limit).value.round
+    return None
+
+
+def age_text(sealed_round: int, newest_round: int | None) -> str:
+    """For people, that weights are older than the run is here, and why; nothing where they are
+    not."""
+    if newest_round is None or newest_round <= sealed_round:
+        return ""
+    return (
+        f"these are the weights of round {sealed_round}, and the run is at round {newest_round}:"
+        f" a node writes them behind the rounds, of a large model every {ROUNDS_APART}th, and the"
+        " last ones when it ends"
+    )
+
+
 def _folder(runs: Path, run: str | None) -> Path:
     """The one folder in `runs` that is meant."""
     folders = sorted(path for path in runs.iterdir() if _RUN_FOLDER.fullmatch(path.name))
@@ -142,6 +172,8 @@ class ExportedFile:
     provenance: Provenance
     parameters: int
     num_bytes: int
+    newest_round: int | None
+    """See `newest_sealed`."""
 
 
 def export_run(
@@ -177,6 +209,7 @@ def export_run(
         provenance=provenance,
         parameters=sum(tensor.size for tensor in tensors.values()),
         num_bytes=num_bytes,
+        newest_round=newest_sealed(run),
     )
 
 

@@ -278,7 +278,8 @@ class NodeCore:
                     yield from self._train(
                         certificate, was_listed=was_listed, is_resync=is_doubtful
                     )
-                    yield from self._audit(certificate, now_s)
+                    if self.audits.is_on:
+                        yield from self._audit(certificate, now_s)
                 case ev.Advance(certificate=certificate, is_doubtful=is_doubtful):
                     self.machine.rates.fade()
                     self._relay.forget(self.views())

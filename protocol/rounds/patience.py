@@ -14,7 +14,7 @@ more of that time is over. Pure.
 
 import math
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
@@ -369,19 +369,53 @@ def _progress(view: RoundView, phase: Phase, done: int, total: int, end_s: float
     )
 
 
-def whole_round_s(view: RoundView, inner_steps: int) -> float | None:
-    """How long a whole round of so many steps takes the fastest, by the COMMITs of this one; None
-    if too few are here.
+@dataclass(frozen=True, slots=True)
+class WholeRound:
+    """How long all steps of a round take the fastest and the slowest of the members, up to their
+    COMMITs; of one member both are the same."""
 
-    In open runs voters count alone, and of them as many are passed over as may lie: they would
-    have all others take few steps.
-    """
-    is_open, commits = view.config.trust == "open", view.ballots.commits
-    peers = view.roles.electorate if is_open else view.members
-    took_s = sorted(
-        (view.arrivals.commit_s[peer] - view.times.started_s) * inner_steps / commits[peer][1].steps
-        for peer in peers
-        if peer in commits and peer in view.arrivals.commit_s and commits[peer][1].steps > 0
-    )
-    passed_over = liars(len(peers), view.config.trust)
-    return took_s[passed_over] if len(took_s) > passed_over else None
+    fastest_s: float
+    slowest_s: float
+    own_s: float | None = None
+    """Likewise this node, if it committed."""
+
+
+class WholeRounds:
+    """What whole rounds take, by the COMMITs of one round after the other."""
+
+    def __init__(self, inner_steps: int) -> None:
+        self._inner_steps = inner_steps
+        self._basis = b""
+        """What names the round that was looked at last."""
+        self._came_s: Mapping[PeerId, float] = {}
+        """When its COMMITs came; what still comes of it is filed there too."""
+
+    def see(self, view: RoundView) -> WholeRound | None:
+        """A round that is sealed, each COMMIT to it as of all steps; None if too few are here, or
+        it was seen before.
+
+        In open runs voters count alone, and of them as many are passed over at either end as may
+        lie: they would have all others take few steps, or be told that all wait for somebody.
+        """
+        if view.basis == self._basis:
+            return None
+        before_s = self._came_s
+        self._basis, self._came_s = view.basis, view.arrivals.commit_s
+        took_s: dict[PeerId, float] = {}
+        for peer, came_s in view.arrivals.commit_s.items():
+            commit = view.ballots.commits.get(peer)
+            if commit is None or peer not in view.member_set or not commit[1].steps:
+                continue
+            began_s = view.times.started_s
+            if view.is_overlapped and before_s.get(peer, came_s) < came_s:
+                # A round is under way before whoever is slow has handed the one before in.
+                began_s = max(began_s, before_s[peer])
+            took_s[peer] = (came_s - began_s) * self._inner_steps / commit[1].steps
+        peers = view.roles.electorate if view.config.trust == "open" else view.members
+        ranked_s = sorted(took_s[peer] for peer in peers if peer in took_s)
+        passed_over = liars(len(peers), view.config.trust)
+        if len(ranked_s) <= passed_over:
+            return None
+        fastest_s = ranked_s[passed_over]
+        slowest_s = max(fastest_s, ranked_s[-1 - passed_over])
+        return WholeRound(fastest_s, slowest_s, took_s.get(view.me))

@@ -27,7 +27,7 @@ from node.peers.links import SEARCH_FIRST_S
 from node.peers.listening import full_addresses
 from node.state.config import parse_peer_address
 from protocol.identity import Ed25519Signer
-from training.numeric.heap import keep_freed_memory
+from training.numeric.memory import keep_freed_memory
 
 TTL_S = 3600.0
 VALUE_BYTES = 64

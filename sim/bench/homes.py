@@ -274,11 +274,20 @@ class HomesRun:
     async def play(self) -> None:
         """No process is left, however it ends. Raises ConfigError for a folder that cannot be used,
         StateError when a swarm is stuck."""
-        claim_folder(self._options.folder)
-        await self._alone()
-        for count in self._options.counts:
-            self._tell(f"{count} homes train together for {self._options.seconds:.0f} s")
-            self.found.together.append(await self._together(count))
+        options, is_kept = self._options, False
+        claim_folder(options.folder)
+        try:
+            await self._alone()
+            for count in options.counts:
+                self._tell(f"{count} homes train together for {options.seconds:.0f} s")
+                self.found.together.append(await self._together(count))
+        except StateError:
+            is_kept = True
+            raise
+        finally:
+            # Keys and checkpoints; what did not go well keeps them, what was stopped does not.
+            for count in () if is_kept else (1, *options.counts):
+                clear_nodes(options.local(count).folder)
 
     def _found_run(self, count: int) -> tuple[LocalOptions, RunManifest, Path]:
         local = self._options.local(count)
@@ -380,7 +389,6 @@ class HomesRun:
         (measured,) = said["checkpoints"]
         made_by = int(number(measured["round"])) - 1
         seconds = seconds_to(made_by, story.seals, began_s)
-        clear_nodes(local.folder)
         return HomesRow(
             homes=local.peers,
             tokens_per_s=number(measured["tokens"]) / seconds,

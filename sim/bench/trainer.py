@@ -28,7 +28,7 @@ from sim.local.made_up_trainer import TrainingPace, made_up_parser, run_trainer
 from training.channel.trainer_end import ChannelExchange
 from training.compression import Encoded, ErrorFeedback
 from training.numeric.arithmetic import Vector
-from training.numeric.heap import keep_freed_memory
+from training.numeric.memory import keep_freed_memory
 
 _LOOK_S = 0.002
 BASE_ELEMENTS = 1_000_003

@@ -31,7 +31,7 @@ from training.channel.child_process import (
     leave_interrupts_to_parent,
     take_control_pipe,
 )
-from training.channel.exchange import Contribution, Outcome, RunClock, TraceRoots
+from training.channel.exchange import Contribution, Outcome, RunClock, Stopwatch, TraceRoots
 from training.channel.frames import Audit, Ready, Reopen, Start, Validation
 from training.channel.manifest_file import read_manifest
 from training.channel.trainer_end import (
@@ -43,7 +43,6 @@ from training.channel.trainer_end import (
 )
 from training.compression import Encoded, ErrorFeedback, make_codec
 from training.files.durable import replace_durably
-from training.loop.stopwatch import Stopwatch
 from training.numeric.arithmetic import Vector, joined
 
 

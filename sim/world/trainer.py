@@ -31,6 +31,7 @@ from protocol.segments import (
 )
 from training.audits.traces import AuditTask, rerun
 from training.compression import Encoded, ErrorFeedback, make_codec, with_grades
+from training.loop.sums import INNER_STATES_KEPT
 
 # The seam -----------------------------------------------------------------------------------------
 
@@ -139,9 +140,6 @@ class TracedWork:
 
 
 # The trainer --------------------------------------------------------------------------------------
-
-INNER_STATES_KEPT = 3
-"""As `training.loop.inner_state`, whose module needs torch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from protocol.grid import EMPTY_ROOT
 from protocol.identity import short_id
 from protocol.leases import Lease, part_of_lease
 from protocol.rounds.fates import Fates
-from protocol.rounds.patience import whole_round_s
+from protocol.rounds.patience import WholeRound, WholeRounds
 from protocol.segments import STATE, WorkKind
 from sim.world.nodes import Around, SimNode
 from sim.world.trainer import Flight, Vector
@@ -48,7 +48,9 @@ class SimWork:
         """From when to when the trainer trains the round in hand, in the world's time."""
         manifest = world.manifest
         is_fitting = world.settings.fits_steps and not has_equal_steps(manifest)
-        self._fit = Fit() if is_fitting else None
+        is_overlapped = manifest.outer.overlap > 1
+        self._fit = Fit(is_overlapped=is_overlapped) if is_fitting else None
+        self._lengths = WholeRounds(manifest.inner.inner_steps)
         self._steps = manifest.inner.inner_steps
         """Of the round in hand, and when it was begun."""
         self._began_s = 0.0
@@ -118,9 +120,10 @@ class SimWork:
         lease, self._began_s = wanted.action.lease, self._world.now_s
         if self._fit is None or not lease:
             return lease
-        whole_s = None if sealed is None else whole_round_s(sealed, inner.inner_steps)
-        if whole_s is not None:
-            self._fit.saw(whole_s / self._node.clock.rate)
+        whole = None if sealed is None else self._lengths.see(sealed)
+        if whole is not None:
+            rate = self._node.clock.rate
+            self._fit.saw(WholeRound(whole.fastest_s / rate, whole.slowest_s / rate))
         self._steps = self._fit.steps(inner.inner_steps)
         if self._steps == inner.inner_steps:
             return lease

@@ -26,8 +26,6 @@ from node.settings.check import (
     print_check,
 )
 from node.settings.footprint import (
-    INNER_LARGE_BYTES,
-    INNER_STATES_KEPT,
     NETWORK_BASE_BYTES,
     TRAINER_BASE_BYTES,
     saved_bytes,
@@ -39,7 +37,7 @@ from protocol.manifest import OuterSpec
 from tests.training.in_flight_run import InFlightRun
 from tests.training.replicas import OUTER, small_manifest
 from tests.training.solo import Solo
-from training.loop import inner_state
+from training.loop.sums import INNER_STATES_KEPT
 from training.methods.presets import IN_PROCESS, NOT_YET, PRESETS
 from training.models.genesis import shard_spec
 
@@ -214,11 +212,6 @@ def test_command_prints_json_last_and_refuses_with_status_two(tmp_path: Path) ->
     done = command(tmp_path, str(file(tmp_path, "")), "--device", "gpu")
     assert (done.returncode, done.stdout) == (2, "")
     assert "device: 'gpu' is none of auto, cpu" in done.stderr
-
-
-def test_kept_states_are_as_many_as_the_trainer_keeps() -> None:
-    assert INNER_STATES_KEPT == inner_state.INNER_STATES_KEPT
-    assert INNER_LARGE_BYTES == inner_state.LARGE_BYTES
 
 
 @pytest.mark.extended
@@ -444,7 +437,9 @@ def test_round_is_told_by_its_parts_on_each_line(tmp_path: Path) -> None:
         ("[outer]\npreset = 'auto'", False),
         ("[inner]\nequal_steps = true", True),
         ("trust = 'open'\n[audits]\nrate = 0.2", True),
-        ("[outer]\npreset = 'streaming_diloco'", True),
+        ("[outer]\npreset = 'streaming_diloco'", False),
+        ("[outer]\npreset = 'one_step_delay'", True),
+        ("[outer]\npreset = 'eager'", True),
     ],
 )
 def test_what_becomes_of_slow_machines_is_told(tmp_path: Path, text: str, is_equal: bool) -> None:

@@ -72,6 +72,15 @@ def test_audits_are_in_the_totals_of_memory_disk_and_writes() -> None:
     assert total(with_audits, 4, "memory") > total(plain, 4, "memory")
 
 
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_network_process_holds_what_two_audits_begin_with(fragments: int) -> None:
+    manifest = audited()
+    manifest = replace(manifest, shards=(shard_spec(manifest.model, fragments=fragments),))
+    found = {one.purpose: size for one, size in amounts(manifest, 4, "memory", "network")}
+    numel = manifest.layout(0).numel
+    assert found["audits"] == 2 * 4 * (3 * numel + 2 * numel // fragments)
+
+
 def test_anchor_is_copied_where_the_trainer_cannot_read_it_in_place() -> None:
     whole = small_manifest(outer=OUTER)
     cut = replace(whole, shards=(shard_spec(whole.model, fragments=2),))

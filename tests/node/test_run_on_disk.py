@@ -6,15 +6,30 @@ import json
 import os
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from node.holdings.journal import CHAIN_FILE
+from node.holdings.record_log import pack_record
 from node.state.folder import MANIFEST_FILE
-from node.using.run_on_disk import export_run, find_run, open_export, open_signed, refuse_taken
+from node.using.child import WeightsChoice, find_source
+from node.using.run_on_disk import (
+    age_text,
+    export_run,
+    find_run,
+    newest_sealed,
+    open_export,
+    open_signed,
+    refuse_taken,
+)
 from protocol.errors import CheckpointError, ConfigError
 from protocol.identity import peer_id_text
 from protocol.manifest import ModelSpec
+from protocol.messages import SealCertificate
+from protocol.wire import encode
+from tests.node.builders import head_of, peers_named
 from tests.node.state_run import FOUNDER, StateRun, write_state
 from tests.training.files.test_exported import rewrite
 from tests.training.full_disk import files_of_at_most
@@ -190,6 +205,42 @@ def test_file_says_where_its_weights_are_from(run, tmp_path):
 
 def test_asked_for_round_is_written(run, tmp_path):
     assert export(run, tmp_path / "out", round_index=6).provenance.sealed_round == 6
+
+
+def seal_up_to(run: StateRun, last: int) -> Path:
+    """The chain of a run whose node knows so many final rounds."""
+    link = head_of(peers_named(1)).value
+    chain = run.folder / CHAIN_FILE
+    values = (replace(link, round=index) for index in range(1, last + 1))
+    seals = (SealCertificate(value=value, seals=()) for value in values)
+    chain.write_bytes(b"".join(pack_record(encode(seal)) for seal in seals))
+    return chain
+
+
+def test_export_says_how_old_its_weights_are(run, tmp_path):
+    assert export(run, tmp_path / "never sealed").newest_round is None
+    chain = seal_up_to(run, 12)
+    written = export(run, tmp_path / "out")
+    assert (written.provenance.sealed_round, written.newest_round) == (7, 12)
+    assert "weights of round 7, and the run is at round 12" in age_text(7, 12)
+    chain.write_bytes(chain.read_bytes()[:-3])
+    assert newest_sealed(find_run(run.state)) == 11, "the last record is torn"
+
+
+@pytest.mark.parametrize("newest", [None, 6, 7])
+def test_nothing_is_said_of_weights_that_are_the_newest(newest):
+    assert age_text(7, newest) == ""
+
+
+def test_chain_that_is_none_tells_of_no_round(run):
+    (run.folder / CHAIN_FILE).write_bytes(pack_record(b"nonsense"))
+    assert newest_sealed(find_run(run.state)) is None
+
+
+def test_text_and_losses_know_the_newest_round_unless_another_is_asked_for(run):
+    seal_up_to(run, 12)
+    assert find_source(WeightsChoice(state=run.state)).newest_round == 12
+    assert find_source(WeightsChoice(state=run.state, round_index=6)).newest_round is None
 
 
 def test_torn_newest_checkpoint_is_passed_over_and_that_is_said(run, tmp_path):

@@ -44,7 +44,7 @@ STATUS_KEYS = {
     *("validation_windows", "validation_of", "last_times", "total_times"),
     *("schema", "age_s", "pid", "peer", "addresses", "run", "title", "state", "round"),
     *("banned", "rounds_total", "attempt", "members", "voters", "is_member", "is_voter"),
-    "was_listed",
+    *("was_listed", "set_back_until"),
     *(
         "num_sealed",
         "final_round",
@@ -301,7 +301,7 @@ def test_json_has_the_keys_that_are_promised() -> None:
     assert set(rounds["rounds"][0]) == {
         *("round", "digest", "listed", "was_listed", "members", "voters", "attempt", "wall_s"),
         *("bytes_up", "bytes_down", "train_loss", "validation_loss"),
-        *("validation_windows", "validation_of"),
+        *("validation_windows", "validation_of", "left_out"),
     }
     phases = ("train_s", "validate_s", "encode_s", "save_s", "exchange_s", "seal_s", "wait_s")
     for times in (body["last_times"], body["total_times"]):

@@ -62,7 +62,8 @@ class InFlightRun:
         """Of each round: steps of the trainer until its outcome was taken over."""
 
     def lease(self, index: int) -> Lease:
-        return ((index, index + 1),) if index < self.manifest.rounds else ()
+        whole = self.manifest.inner.inner_steps * self.manifest.inner.batch
+        return ((index * whole, (index + 1) * whole),) if index < self.manifest.rounds else ()
 
     def clock(self, index: int) -> RunClock:
         return RunClock(round=index, step=index * self.manifest.inner.inner_steps, tokens=index)

@@ -16,7 +16,7 @@ from training.compression.blocks import BLOCK, Int8Codec
 from training.compression.seeded import RandomShiftCodec
 from training.kernels import KERNELS, Lattice
 from training.numeric.arithmetic import squared_norm, weighted_sum
-from training.numeric.spare_vectors import SpareVectors
+from training.numeric.memory import SpareVectors
 from training.outer.optimizers import OUTER_OPTIMIZERS, OuterStep, steps_on_lattice
 
 PEERS = 5

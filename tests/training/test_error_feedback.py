@@ -184,3 +184,26 @@ def test_sum_that_overflows_opens_nothing() -> None:
     with np.errstate(over="ignore"), pytest.raises(ValueError, match="not finite"):
         feedback.encode(huge_N)
     feedback.encode(np.zeros(10, dtype=np.float32))
+
+
+@pytest.mark.parametrize("overwrites", [False, True])
+def test_sums_are_told_whether_or_not_what_is_left_takes_their_memory(seed: int, overwrites: bool):
+    rng = np.random.default_rng(seed)
+    first_N, second_N = rng.normal(0, 1, (2, 500)).astype(np.float32)
+    given_N, told = second_N.copy(), []
+    plain, hearing = (ErrorFeedback(CODECS["int4"](), 0.5, cell_elements=200) for _ in range(2))
+    for feedback in (plain, hearing):
+        feedback.encode(first_N)
+        feedback.commit()
+    expected = plain.encode(second_N)
+    hear = lambda cell_N: told.append(cell_N.copy())  # noqa: E731
+    assert hearing.encode(given_N, hear=hear, overwrites=overwrites) == expected
+    assert [len(cell_N) for cell_N in told] == [200, 200, 100]
+    left_N, expected_N = hearing.residual_after_N, plain.residual_after_N
+    assert plain.residual_N is not None
+    assert left_N is not None
+    assert expected_N is not None
+    assert np.array_equal(np.concatenate(told), second_N + np.float32(0.5) * plain.residual_N)
+    assert np.array_equal(given_N, second_N) == (not overwrites)
+    assert np.shares_memory(left_N, given_N) == overwrites
+    assert np.array_equal(left_N, expected_N)

@@ -6,20 +6,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from protocol.leases import Lease, part_of_lease
 from protocol.manifest import RunManifest
 from tests.training.in_flight_run import MOMENTS_TO_DIE, InFlightRun
 from tests.training.methods.test_method import method
 from tests.training.replicas import INNER, OUTER, random_windows, small_manifest
 from tests.training.solo import Killed
 from training.channel.exchange import Outcome, RunClock, Turn
-from training.compression import residual_root
+from training.compression import join_cells, make_codec, residual_root
 from training.device.inner import accumulate_gradient, apply_gradient, make_optimizer
 from training.loop.diloco import DiLoCo
 from training.loop.replicas import MemorySession, Swarm, Weights, run_replicas
-from training.methods.method import Due
+from training.methods.method import Due, has_equal_steps
 from training.methods.presets import PRESETS
 from training.models.building import build_model, read_fragment, write_fragment
-from training.models.genesis import shard_spec
+from training.models.genesis import genesis_weights, shard_spec
 
 STEPS, ROUNDS = 4, 6
 TAU = PRESETS["streaming_diloco"](100).tau
@@ -54,6 +55,53 @@ def trained(manifest: RunManifest, seed: int, replicas: int) -> tuple[Swarm, lis
 
     swarm = Swarm(manifest, replicas)
     return swarm, run_replicas(swarm, train)
+
+
+class Unequal(Swarm):
+    """Each replica has a lease of one step more than the one before."""
+
+    def lease(self, replica: int, round_index: int) -> Lease:
+        """See Swarm."""
+        lease = super().lease(replica, round_index)
+        return part_of_lease(lease, 0, (replica + 1) * self.manifest.inner.batch) if lease else ()
+
+
+@pytest.mark.parametrize("preset", ["diloco", "streaming_diloco"])
+def test_replicas_of_unequal_steps_step_to_one_anchor_and_weigh_by_tokens(
+    seed: int, preset: str
+) -> None:
+    """Who takes one step of four hands over, and takes over what was in flight before, as whoever
+    takes all of them does."""
+    manifest, replicas = manifest_of(preset, codec="none"), 3
+    plain = replace(manifest.outer, optimizer="sgd", learning_rate=1.0, momentum=0.0)
+    manifest = replace(manifest, outer=plain, rounds=2)
+    assert not has_equal_steps(manifest)
+    swarm = Unequal(manifest, replicas)
+    windows = random_windows(seed, 2 * STEPS * replicas).reshape(replicas, 2 * STEPS, 4, 9)
+
+    def train(session: MemorySession) -> int:
+        model = build_model(manifest)
+        inner = make_optimizer(model, manifest.inner)
+        diloco, taken = DiLoCo(model, inner, exchange=session), 0
+        while not diloco.finished:
+            loss = accumulate_gradient(model, inner, windows[session.replica, taken])
+            diloco.step(loss)
+            taken += 1
+        return taken
+
+    assert run_replicas(swarm, train) == [2, 4, 6]
+    codec, layout, genesis = (
+        make_codec(manifest.outer),
+        manifest.layout(0),
+        genesis_weights(manifest),
+    )
+    for index in range(2):
+        sent = [swarm.contributions[index, replica] for replica in range(replicas)]
+        assert [(one.steps, one.tokens) for one in sent] == [(1, 32), (2, 64), (3, 96)]
+        drifts = [join_cells(codec, one.payloads, layout.cell_numels[index]) for one in sent]
+        mean_N = (drifts[0] + 2 * drifts[1] + 3 * drifts[2]) / 6
+        assert np.abs(drifts[2]).max() > 0.01
+        assert np.abs(genesis[index] - mean_N - swarm.anchors[index]).max() <= 1e-6
 
 
 @pytest.mark.quick(1)

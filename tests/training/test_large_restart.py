@@ -22,8 +22,9 @@ from training.compression import residual_root
 from training.device.inner import make_optimizer, optimizer_tensors
 from training.files.tensor_file import read_metadata, read_tensors
 from training.loop.diloco import DiLoCo
-from training.loop.inner_state import INNER_STATES_KEPT, InnerFolder
+from training.loop.inner_state import InnerFolder
 from training.loop.moments import MOMENTS_FILE, MomentsFile
+from training.loop.sums import INNER_STATES_KEPT
 from training.methods.method import Method, Vector
 from training.models.building import build_model
 
@@ -126,7 +127,8 @@ def test_moments_are_written_beside_the_rounds_and_taken_up_however_old(
     solo.store.moments.wait()
     written = read_tensors(tmp_path / MOMENTS_FILE, tensors_max=999)
     steps = {int(t) for name, t in written.tensors.items() if name.endswith("/step")}
-    assert steps <= {STEPS, STEPS + 1}, "those behind the first round, as there were none"
+    # Begun behind the first round, as there were none; a thread that gets no time is behind.
+    assert STEPS <= min(steps) <= max(steps) < 4 * STEPS, "older than the round of the crash"
     model = build_model(solo.manifest)
     optimizer = make_optimizer(model, solo.manifest.inner)
     store = solo.open_store()

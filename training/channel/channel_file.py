@@ -42,7 +42,7 @@ from protocol import limits
 from protocol.errors import TrainerError
 from protocol.manifest import RunManifest
 from training.compression import make_codec
-from training.numeric.spare_vectors import SpareVectors, Vector
+from training.numeric.memory import SpareVectors, Vector
 
 _MAGIC = b"BARNCHAN"
 _VERSION = 2

@@ -5,9 +5,11 @@ asks at once; with two rounds in flight (R5) it is told for which round to go on
 the outcome is on its way.
 """
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -89,6 +91,50 @@ class TrainerTimes:
     def beside_s(self) -> float:
         """What no step and no waiting was, and comes with every round whatever its length."""
         return self.encode_s + self.save_s + self.take_s
+
+
+TrainerPhase = Literal["train", "validate", "encode", "save", "audit", "take", "wait"]
+"""What a trainer does; the fields of TrainerTimes say what each is."""
+
+
+class Stopwatch:
+    """Counts the seconds of each phase. Whoever is in no other phase trains.
+
+    A phase within another one takes its time from it, so that the sum of all phases is the time
+    that has passed. `now_s` is a monotonic clock.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._phase: TrainerPhase = "train"
+        self._since_s = now_s()
+        self._spent_s: dict[TrainerPhase, float] = {}
+
+    @contextmanager
+    def within(self, phase: TrainerPhase) -> Iterator[None]:
+        """What the block takes counts for that phase, and behind it the one before goes on."""
+        before = self._enter(phase)
+        try:
+            yield
+        finally:
+            self._enter(before)
+
+    def take(self) -> TrainerTimes:
+        """The seconds since the last call, or since the beginning; from here on anew."""
+        self._enter(self._phase)
+        spent_s, self._spent_s = self._spent_s, {}
+        return TrainerTimes(**{f"{phase}_s": seconds for phase, seconds in spent_s.items()})
+
+    def count_as(self, phase: TrainerPhase) -> None:
+        """What passed since the last call of `take` counts for that phase."""
+        self._enter(self._phase)
+        self._spent_s = {phase: sum(self._spent_s.values())}
+
+    def _enter(self, phase: TrainerPhase) -> TrainerPhase:
+        before, now_s = self._phase, self._now_s()
+        self._spent_s[before] = self._spent_s.get(before, 0.0) + now_s - self._since_s
+        self._phase, self._since_s = phase, now_s
+        return before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

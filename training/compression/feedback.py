@@ -154,20 +154,22 @@ class ErrorFeedback:
         lots: Callable[[int], bytes] | None = None,
         grade: int = 0,
         hear: HearsSums | None = None,
+        overwrites: bool = False,
     ) -> Encoded:
-        """Encode a whole fragment, cell by cell, and keep the outcome open; `x_N` is only read.
+        """Encode a whole fragment, cell by cell, and keep the outcome open; `x_N` is only read,
+        unless it `overwrites` that: then what is left over takes its memory.
 
         Payloads that are `in_place` may lie in the memory of `x_N`, which then stays as it is for
         as long as they are read. With `lots` a codec that draws draws those of each cell; one with
-        grades encodes in `grade` bits, the usual ones if it is 0. Whoever wants to `hear` the sums
-        gives `x_N` away: what is left over takes its memory. Raises ValueError if a sum with the
-        residual is not finite, and what `hear` raises. Nothing is then open.
+        grades encodes in `grade` bits, the usual ones if it is 0. Each sum is told to `hear` before
+        it is encoded. Raises ValueError if a sum with the residual is not finite, and what `hear`
+        raises. Nothing is then open.
         """
         assert not self._is_open, "the contribution before is neither committed nor aborted"
-        assert hear is None or not in_place, "the payloads would be overwritten"
+        assert not (overwrites and in_place), "the payloads would be overwritten"
         after_N: NDArray[np.float32] | None = None
         if self._beta:
-            after_N = x_N if hear is not None else np.empty_like(x_N)
+            after_N = x_N if overwrites else np.empty_like(x_N)
         encode = encode_to_read if in_place else self._encode
         payloads, roots = [], []
         for number, cell in enumerate(_cells(len(x_N), self._cell_elements)):

@@ -31,6 +31,7 @@ from training.channel.exchange import (
     RunClock,
     RunStart,
     Session,
+    Stopwatch,
     TraceRoots,
     Turn,
     grade_of,
@@ -38,7 +39,6 @@ from training.channel.exchange import (
 from training.compression import (
     Codec,
     Encodes,
-    HearsSums,
     join_cells,
     make_codec,
     make_feedback,
@@ -53,7 +53,6 @@ from training.loop.inner_state import (
     recall,
     take_moments,
 )
-from training.loop.stopwatch import Stopwatch
 from training.methods.method import Due, Method, anchor_digest, law_of_steps
 from training.methods.stages import make_stages
 from training.models.building import (
@@ -65,7 +64,7 @@ from training.models.building import (
     write_fragment,
 )
 from training.numeric.arithmetic import all_finite
-from training.numeric.heap import give_back_free_memory
+from training.numeric.memory import give_back_free_memory
 
 logger = logging.getLogger(__name__)
 
@@ -340,9 +339,9 @@ class DiLoCo:
         lots = self._method.lots(self._clock.round)
         if self._drafting is not None:
             self._drafting.begin()
-        encoded = feedback.encode(
-            drift_N, lots=lots, grade=grade_of(self._exchange), hear=self._hears_sums()
-        )
+        hear = None if self._inner_store is None else self._inner_store.sums(self._clock.round)
+        grade = grade_of(self._exchange)
+        encoded = feedback.encode(drift_N, lots=lots, grade=grade, hear=hear, overwrites=True)
         del drift_N  # The residual has its memory.
         self._run_ahead(fragment, encoded.payloads)
         contribution = Contribution(
@@ -377,11 +376,6 @@ class DiLoCo:
 
     def _updating(self) -> AbstractContextManager[None]:
         return nullcontext() if self._inner_store is None else self._inner_store.updating()
-
-    def _hears_sums(self) -> HearsSums:
-        if self._inner_store is None:
-            return lambda _: None
-        return self._inner_store.sums(self._clock.round)
 
     def _keep(self, contribution: Contribution) -> None:
         # Before anybody hears of it: a process that begins anew must not contradict this one (R6).

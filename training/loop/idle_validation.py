@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from torch import nn
 
 from protocol.grid import ShardSpec
+from training.channel.exchange import Stopwatch
 from training.channel.frames import Validation
 from training.channel.trainer_end import ChannelExchange
 from training.device.inner import MicroBatch, validation_loss
-from training.loop.stopwatch import Stopwatch
 from training.models.building import read_fragments, write_fragments
 
 VALIDATION_WINDOWS = 128

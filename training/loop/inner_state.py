@@ -34,7 +34,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from protocol import limits
 from protocol.errors import CheckpointError
 from protocol.manifest import RunManifest
 from training.channel.exchange import Contribution, RunStart, TraceRoots
@@ -44,16 +43,10 @@ from training.device.inner import load_optimizer_tensors
 from training.files.durable import WRITING, make_folder_durably
 from training.files.tensor_file import TensorFile, read_metadata, read_tensors, write_tensors
 from training.loop.moments import APART_S, MomentsFile
-from training.loop.sums import SUMS_SUFFIX, SumsWriter, read_sums
+from training.loop.sums import INNER_STATES_KEPT, SUMS_SUFFIX, SumsWriter, is_large, read_sums
 from training.methods.method import Method, MethodNotes, anchor_digest
 
 logger = logging.getLogger(__name__)
-
-INNER_STATES_KEPT = 3
-
-LARGE_BYTES = 32 * limits.MIB
-"""A model whose float32 weights are so many is large: what is little wears no disk, and is whole in
-each file."""
 
 _VERSION = "1"
 _SUFFIX = ".safetensors"
@@ -115,9 +108,9 @@ class InnerStore(Protocol):
     without what the codec lost.
     """
 
-    def sums(self, round_index: int) -> HearsSums:
+    def sums(self, round_index: int) -> HearsSums | None:
         """What hears the numbers that the contribution to a round is encoded from, cell by cell;
-        called before it is encoded. Raises OSError as `save` does."""
+        None where nobody does. Called before it is encoded. Raises OSError as `save` does."""
         ...
 
     def save(self, state: InnerState) -> None:
@@ -145,11 +138,6 @@ class KeepsInnerState(Protocol):
     def inner_store(self) -> InnerStore:
         """Where the transaction of each round is kept."""
         ...
-
-
-def is_large(manifest: RunManifest, shard: int = 0) -> bool:
-    """Whether of this shard's rounds little is written before a contribution leaves."""
-    return 4 * manifest.layout(shard).numel >= LARGE_BYTES and not manifest.audits.rate
 
 
 class InnerFolder:
@@ -185,10 +173,10 @@ class InnerFolder:
         words = {"version": _VERSION, "run": self._run, "shard": self._shard.name}
         self.moments = MomentsFile(folder, words, apart_s=apart_s)
 
-    def sums(self, round_index: int) -> HearsSums:
+    def sums(self, round_index: int) -> HearsSums | None:
         """See InnerStore. Raises OSError that names the folder and what to do."""
         if not self._has_sums:
-            return lambda _: None
+            return None
         try:
             self._tidy()
             self._drop_sums()

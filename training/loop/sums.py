@@ -3,8 +3,9 @@
     round-000042.sums    little-endian float32, one fragment
 
 They make payload and residual again: the one is what they encode to, the other what is missing
-there. So of a large model they are kept in the place of both. A thread writes them while the cells
-behind are still encoded; what is left to wait for at the end is little.
+there. So of a large model they are kept in the place of both, and here is which model is large. A
+thread writes them while the cells behind are still encoded; what is left to wait for at the end is
+little. Without torch: whoever says what a run takes of the disk reads it too.
 """
 
 import os
@@ -19,9 +20,23 @@ from numpy.typing import NDArray
 
 from protocol import limits
 from protocol.errors import CheckpointError
+from protocol.manifest import RunManifest
 from training.files.durable import SYSTEM_FILES
 
 SUMS_SUFFIX = ".sums"
+
+INNER_STATES_KEPT = 3
+"""Rounds whose files stay (`training.loop.inner_state`)."""
+
+LARGE_BYTES = 32 * limits.MIB
+"""A model whose float32 weights are so many is large: what is little wears no disk, and is whole in
+each file."""
+
+
+def is_large(manifest: RunManifest, shard: int = 0) -> bool:
+    """Whether of this shard's rounds little is written before a contribution leaves."""
+    return 4 * manifest.layout(shard).numel >= LARGE_BYTES and not manifest.audits.rate
+
 
 _CHUNK_BYTES = 4 * limits.MIB
 _CHUNKS_WAITING_MAX = 4

@@ -17,7 +17,7 @@ from protocol.leases import Lease, lease_size, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.segments import batch_lease
 from training.audits.traces import TRACES_FOLDER, TraceFolder, run_audit
-from training.channel.exchange import Contribution, RunStart, Ticket, Turn
+from training.channel.exchange import Contribution, RunStart, Stopwatch, Ticket, Turn
 from training.channel.frames import Audit, Progress, Ready, Reopen
 from training.channel.trainer_end import ChannelExchange, RunsAudits
 from training.data.corpus import Dataset, lease_samples, open_corpus
@@ -35,7 +35,6 @@ from training.loop.idle_validation import (
     IdleValidator,
 )
 from training.loop.inner_state import InnerFolder
-from training.loop.stopwatch import Stopwatch
 from training.loop.traced_inner import RoundTracer, TorchSegments, device_class, fix_order
 from training.models.building import build_model, tokens_per_sample
 

@@ -96,13 +96,15 @@ def make_pace(preset: str, inner: InnerSpec) -> Pace:
 
 
 def has_equal_steps(manifest: RunManifest) -> bool:
-    """Whether all peers take all H steps of a round: auditors run them again, variates are means
-    over them, and with two rounds in flight nobody waits for whoever is slower."""
+    """Whether all peers take all H steps of a round: auditors run them again, and variates are
+    means over them. And with two rounds in flight about one fragment, or where a method is to come
+    that has them, each awaits the outcome of the round before and only then commits: when the
+    slowest lets it, so that no COMMIT tells how fast its sender is."""
     inner, outer = manifest.inner, manifest.outer
     found = PRESETS[outer.preset](SHORT_RUN_ROUNDS)
-    return (
-        bool(manifest.audits.rate) or inner.equal_steps or found.has_variates or outer.overlap > 1
-    )
+    is_few = len(manifest.shards[0].fragments) < outer.overlap
+    awaits = outer.overlap > 1 and (is_few or bool(outer.then))
+    return bool(manifest.audits.rate) or inner.equal_steps or found.has_variates or awaits
 
 
 def law_of_steps(manifest: RunManifest) -> InnerSpec:

@@ -8,7 +8,7 @@ import pytest
 from node.holdings.states import OuterStepping, StepRules
 from protocol.grid import Layout, ShardSpec, TensorSpec, cell_root
 from training.compression import CODECS
-from training.numeric.spare_vectors import SpareVectors
+from training.numeric.memory import SpareVectors
 from training.outer.optimizers import blank_step
 
 CELL, CELLS = 64, 3

@@ -1,12 +1,17 @@
 """A node that waits for what nobody may give says so: a memory (R12), enough voters (R3)."""
 
 from dataclasses import replace
+from math import inf
 from types import SimpleNamespace
+from typing import Any
 
+import pytest
 import trio
 
-from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator, _why_left_out
+from node.reporting.narrator import FORGOTTEN_S, PROGRESS_S, Narrator, why_left_out
 from node.status.board import EventLog
+from node.status.records import LEFT_OUT
+from protocol import events as ev
 from protocol.catching_up.catchup import CatchUpProgress
 from protocol.identity import KeyedHashSigner
 from protocol.rounds.giving import Giving
@@ -179,10 +184,64 @@ def test_progress_says_what_is_fetched_in_a_line():
     assert text == "results up to round 44: 50 % from 1 peer, 3.3 MiB/s"
 
 
-def test_member_without_its_commit_in_a_seal_is_told_whether_training_or_line_was_late():
+def left_out(
+    *,
+    commit_s: float | None = None,
+    is_ready: bool = False,
+    held_until_s: float | None = None,
+    is_given_up: bool = False,
+) -> str:
+    """Why A is not in a seal, of a round in which B said HAVE at 10 s."""
     view = view_of(A, head_of([A, B]))
-    assert _why_left_out(view, was_listed=True) is None
-    assert _why_left_out(view, was_listed=False) == "training"
-    view.own.commit = bytes(32)
-    assert _why_left_out(view, was_listed=False) == "line"
-    assert _why_left_out(view_of(C, head_of([A, B])), was_listed=False) is None
+    view.lapses.said_s = {(0, B): 10.0, (0, A): 5.0}
+    if commit_s is not None:
+        view.own.commit, view.arrivals.commit_s[A] = bytes(32), commit_s
+    if is_ready or commit_s is not None:
+        view.own.contribution = ev.Contributed(
+            round=1,
+            root=b"",
+            cell_norms=(),
+            tokens=50,
+            samples=50,
+            steps=50,
+            residual_before=b"",
+            residual_after=b"",
+        )
+    view.own.held_until_s = held_until_s
+    view.waits.given_up = frozenset([A] * is_given_up)
+    return why_left_out(view, equal_steps=False)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ({}, "training"),
+        ({"commit_s": 10.5}, "training"),
+        ({"commit_s": 9.5}, "line"),
+        ({"is_given_up": True}, "given_up"),
+        ({"is_given_up": True, "commit_s": 12.0}, "given_up"),
+        ({"is_ready": True, "held_until_s": -inf}, "held"),
+        ({"is_ready": True}, "silent"),
+    ],
+)
+def test_member_that_a_seal_does_not_list_is_told_what_kept_it_out(what, why):
+    assert left_out(**what) == why
+    assert why in LEFT_OUT
+
+
+def test_where_all_take_equally_many_steps_a_slow_machine_is_promised_no_fewer():
+    view = view_of(A, head_of([A, B]))
+    assert why_left_out(view, equal_steps=True) == "equal_steps"
+    view.own.commit = bytes(32)  # From before a restart.
+    assert why_left_out(view, equal_steps=True) == "line"
+    assert why_left_out(view_of(C, head_of([A, B])), equal_steps=True) == "seat"
+
+
+@pytest.mark.parametrize("was_listed", [True, False])
+async def test_event_of_a_seal_says_why_this_node_is_not_in_it(autojump_clock, was_listed):
+    events: list[dict[str, Any]] = []
+    also = (SimpleNamespace(emit=lambda event, **fields: events.append(fields)),)
+    narrator = Narrator(EventLog(None, 0.0, also), equal_steps=True)
+    head = head_of([A, B])
+    narrator.sealed(ev.Adopt(head, was_listed, False), view_of(A, head), (0, 0), None)
+    assert events[0]["left_out"] == (None if was_listed else "equal_steps")

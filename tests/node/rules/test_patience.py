@@ -1,6 +1,7 @@
 """What a round waits for beyond its deadline: members that move on, and each of a few so long."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -17,7 +18,8 @@ from protocol.rounds.patience import (
     PATIENCE_ROUNDS,
     STALL_BEATS,
     Patience,
-    whole_round_s,
+    WholeRound,
+    WholeRounds,
 )
 from protocol.rounds.proposal import awaited_haves
 from protocol.rounds.reducers import pack_senders
@@ -227,10 +229,14 @@ def test_own_progress_is_told_with_bounded_numbers():
     assert scene.patience.own(scene.view, Working(ROUND - 1, Phase.TRAIN, 1, 50, None), 1.0) == ()
 
 
-@pytest.mark.parametrize(("trust", "fastest_s"), [("friends", 1.0), ("open", 60.0)])
-def test_fastest_whole_round_is_by_steps_and_in_open_runs_without_as_many_as_may_lie(
-    trust, fastest_s
-):
+@pytest.mark.parametrize(
+    ("trust", "whole"),
+    [
+        ("friends", WholeRound(1.0, 300.0, 1.0)),
+        ("open", WholeRound(60.0, 120.0, 1.0)),
+    ],
+)
+def test_whole_rounds_are_by_steps_and_in_open_runs_without_as_many_as_may_lie(trust, whole):
     peers = peers_named(4)
     head = head_of(peers)
     steps_and_s = [(50, 1.0), (50, 60.0), (25, 60.0), (10, 60.0)]
@@ -240,7 +246,39 @@ def test_fastest_whole_round_is_by_steps_and_in_open_runs_without_as_many_as_may
     ]
     view = view_of(peers[0], head, commits, trust=trust, started_s=0.0)
     view.arrivals.commit_s = dict(zip(peers, [s for _, s in steps_and_s], strict=True))
-    assert whole_round_s(view, 50) == fastest_s
+    lengths = WholeRounds(50)
+    assert lengths.see(view) == whole
+    assert lengths.see(view) is None, "it counts once"
+    view.arrivals.commit_s = {}
+    assert WholeRounds(50).see(view) is None
+
+
+def test_with_two_rounds_in_flight_a_round_begins_for_each_when_it_handed_the_one_before_in():
+    """The slow one is handed a round while it is at the one before: that is not time it took."""
+    peers = peers_named(4)
+    lengths, found = WholeRounds(50), []
+    head = head_of(peers)
+    for number, came_s in enumerate(([60.0, 120.0, 60.0, 60.0], [120.0, 240.0, 120.0, 120.0])):
+        commits = [Voice(peer, head.value).commit() for peer in peers]
+        view = view_of(peers[0], head, commits, started_s=0.0)
+        view.seals = replace(view.seals, named_by=head.value)
+        view.basis = bytes([number]) * 32
+        view.arrivals.commit_s = dict(zip(peers, came_s, strict=True))
+        found.append(lengths.see(view))
+    assert found == [WholeRound(300.0, 600.0, 300.0)] * 2
+
+
+def test_commits_that_come_in_the_wrong_order_make_nobody_fast():
+    peers = peers_named(2)
+    head, lengths, found = head_of(peers), WholeRounds(10), None
+    for number, came_s in enumerate(([60.0, 130.0], [120.0, 120.0])):
+        commits = [Voice(peer, head.value).commit() for peer in peers]
+        view = view_of(peers[0], head, commits, started_s=0.0)
+        view.seals = replace(view.seals, named_by=head.value)
+        view.basis = bytes([number]) * 32
+        view.arrivals.commit_s = dict(zip(peers, came_s, strict=True))
+        found = lengths.see(view)
+    assert found == WholeRound(60.0, 120.0, 60.0)
 
 
 class Results(Scene):

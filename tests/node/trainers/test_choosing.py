@@ -5,14 +5,17 @@ found from what it measured.
 import random
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
+from node.status.board import EventLog, Field
 from node.trainers.choosing import (
     FIRST_STEPS,
     SHARE,
     SURELY,
     UNKNOWN_S,
+    Choosing,
     Fit,
     Headway,
     Pace,
@@ -22,8 +25,9 @@ from node.trainers.choosing import (
     pace_of,
 )
 from protocol.frames import Phase
+from protocol.rounds.patience import WholeRound
 from tests.protocol.vectors import MANIFEST
-from training.channel.exchange import TrainerTimes
+from training.channel.exchange import Contribution, TrainerTimes
 from training.compression import CODECS
 from training.compression.blocks import GradedCodec
 from training.methods.method import has_equal_steps
@@ -407,7 +411,7 @@ def fitted(own_s: float, fastest_s: float, *, rounds: int = 3) -> list[int]:
     fit, steps, found = Fit(), 50, []
     for _ in range(rounds):
         fit.trained(steps, own_s * steps / 50, 50)
-        fit.saw(fastest_s)
+        fit.saw(WholeRound(fastest_s, 2.0 * own_s))
         steps = fit.steps(50)
         found.append(steps)
     return found
@@ -424,7 +428,7 @@ def test_one_round_with_a_fault_in_it_changes_no_steps():
     fit = Fit()
     for took_s in (60.0, 300.0, 60.0):
         fit.trained(50, took_s, 50)
-        fit.saw(60.0)
+        fit.saw(WholeRound(60.0, 60.0))
     assert fit.steps(50) == 50
 
 
@@ -434,6 +438,7 @@ def test_one_round_with_a_fault_in_it_changes_no_steps():
         ({}, False),
         ({"inner": {"equal_steps": True}}, True),
         ({"outer": {"preset": "scaffold"}}, True),
+        ({"outer": {"overlap": 2, "then": ()}}, False),
         ({"outer": {"overlap": 2}}, True),
     ],
 )
@@ -441,4 +446,47 @@ def test_manifest_and_method_say_whether_steps_are_equal(changes, is_equal):
     parts = {name: replace(getattr(MANIFEST, name), **more) for name, more in changes.items()}
     manifest = replace(MANIFEST, **parts)
     assert has_equal_steps(manifest) == is_equal
-    assert (pace_of(manifest).fit is None) == is_equal
+    fit = pace_of(manifest).fit
+    assert fit is not None
+    assert fit.is_equal == is_equal
+
+
+@pytest.mark.parametrize(("own_s", "steps"), [(60.0, 50), (65.0, 46), (120.0, 25), (1e6, 1)])
+def test_with_two_rounds_in_flight_who_is_a_little_slower_takes_fewer_steps(own_s, steps):
+    """Nobody begins a round together with the others, so what it takes longer adds up."""
+    fit = Fit(is_overlapped=True)
+    for took_s in (own_s - 10.0, own_s + 10.0):
+        fit.trained(50, took_s, 50)
+        fit.saw(WholeRound(60.0, 2.0 * own_s))
+    assert fit.steps(50) == steps
+
+
+def test_equal_steps_are_all_of_them_and_what_they_take_is_told():
+    fit = Fit(is_equal=True)
+    assert (fit.own_s, fit.fastest_s, fit.slowest_s) == (None, None, None)
+    fit.trained(50, 120.0, 50)
+    fit.saw(WholeRound(60.0, 125.0, 122.0))
+    assert fit.steps(50) == 50
+    assert (fit.own_s, fit.fastest_s, fit.slowest_s) == (122.0, 60.0, 125.0)
+
+
+@pytest.mark.parametrize("is_equal", [True, False])
+def test_choice_tells_what_whole_rounds_take_here_and_elsewhere(is_equal):
+    told: list[dict[str, Field]] = []
+    log = EventLog(None, 0.0, (SimpleNamespace(emit=lambda _, **fields: told.append(fields)),))
+    manifest = replace(MANIFEST, inner=replace(MANIFEST.inner, equal_steps=is_equal))
+    steps = manifest.inner.inner_steps
+    choosing = Choosing(manifest, 1, log, lambda: None)
+    choosing.next(1, 0.0, usual=0)
+    contribution = Contribution(
+        payloads=(), tokens=0, samples=0, steps=steps, loss=0.0, residual_before=b"",
+        residual_after=b"", fragment=0,
+    )  # fmt: skip
+    choosing.handed(1, contribution, 120.0)
+    choosing.saw(WholeRound(60.0, 130.0, 122.0))
+    choosing.landed(131.0, last_s=None)
+    choosing.next(2, 131.0, usual=steps)
+    assert told[0]["whole_s"] is None
+    names = ("equal_steps", "whole_s", "fastest_s", "slowest_s")
+    assert [told[1][name] for name in names] == [is_equal, 122.0, 60.0, 130.0]
+    assert (told[1]["steps"] == steps) == is_equal

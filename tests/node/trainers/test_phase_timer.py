@@ -3,7 +3,7 @@
 import pytest
 
 from node.status.records import PHASES, PhaseTimes
-from node.trainers.phase_timer import PhaseTimer
+from node.trainers.choosing import PhaseTimer
 from training.channel.exchange import TrainerTimes
 
 

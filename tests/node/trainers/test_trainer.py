@@ -25,7 +25,7 @@ from training.channel.exchange import Contribution, Outcome, RunClock
 from training.channel.frames import Audit, Progress, Ready, Start, Validation
 from training.models.genesis import genesis_weights
 from training.numeric.arithmetic import joined
-from training.numeric.spare_vectors import is_held_elsewhere
+from training.numeric.memory import is_held_elsewhere
 
 SAMPLES = INNER.inner_steps * INNER.batch
 LONG_BATCH = 16_384

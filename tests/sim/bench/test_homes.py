@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 
 from protocol.errors import ConfigError, StateError
 from sim.bench.homes import (
     HomesFound,
     HomesOptions,
     HomesRow,
+    HomesRun,
     draw_homes,
     hold_speed,
     homes_json,
@@ -147,3 +149,33 @@ def test_process_that_is_held_gets_its_share_and_runs_freely_afterwards() -> Non
     finally:
         child.kill()
         child.wait()
+
+
+class Founding(HomesRun):
+    """Founds the runs, and then waits to be stopped, or `fails`."""
+
+    fails = False
+
+    async def _alone(self) -> None:
+        self._found_run(1)
+
+    async def _together(self, count: int) -> HomesRow:
+        self._found_run(count)
+        if self.fails:
+            raise StateError("it is stuck")
+        await trio.sleep_forever()
+        raise AssertionError
+
+
+async def test_bench_that_is_stopped_leaves_no_keys_and_one_that_fails_keeps_them(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    with trio.move_on_after(1.0):
+        await Founding(options(tmp_path / "stopped"), lambda _: None).play()
+    assert (tmp_path / "stopped" / "2-homes" / "logs").is_dir()
+    assert not list((tmp_path / "stopped").rglob("nodes"))
+    failing = Founding(options(tmp_path / "failed"), lambda _: None)
+    failing.fails = True
+    with pytest.raises(StateError, match="stuck"):
+        await failing.play()
+    assert len(list((tmp_path / "failed").rglob("nodes"))) == 2

@@ -18,12 +18,13 @@ def slow_lines(exchange_s: int) -> Outcome:
     return run_trial(replace(found, links=(link,), rounds=5), 1)
 
 
-def unequal_speeds(trains_s: float) -> Outcome:
+def unequal_speeds(trains_s: float, *, lag: int = 1) -> Outcome:
     """The scenario where each machine is a usual one, or takes so long for a whole round."""
     found = read_scenario("unequal-speeds")
     usual = replace(found.devices[0], train_s=(60.0, 61.0))
     slow = replace(usual, train_s=(trains_s, trains_s + 1.0))
-    return run_trial(replace(found, devices=(usual, slow), rounds=9), 2)
+    found = replace(found, devices=(usual, slow), rounds=9, lag=lag, fragments=2 * lag - 1)
+    return run_trial(found, 2)
 
 
 @pytest.mark.parametrize("exchange_s", [90, pytest.param(350, marks=pytest.mark.slow)])
@@ -40,15 +41,25 @@ def test_without_waiting_for_progress_slow_lines_lose_rounds(monkeypatch):
     assert min(outcome.listed_share.values()) < 1.0
 
 
-def test_all_are_listed_and_train_most_of_the_time_on_unequal_machines():
-    outcome = unequal_speeds(240.0)
+@pytest.mark.parametrize("lag", [1, 2])
+def test_all_are_listed_and_train_most_of_the_time_on_unequal_machines(lag):
+    outcome = unequal_speeds(240.0, lag=lag)
     assert outcome.violation is None
     assert min(outcome.listed_share.values()) >= 0.95
     assert outcome.computing_share >= 0.85
 
 
-def test_with_equal_steps_the_fast_wait_for_the_slow(monkeypatch):
+def test_with_two_rounds_in_flight_a_usual_machine_of_uneven_rounds_does_not_fall_behind():
+    """One that takes 60 to 90 s for a whole round beside one of 60 s begins no round with it."""
+    found = read_scenario("unequal-speeds")
+    outcome = run_trial(replace(found, lag=2, fragments=3, rounds=16), 0)
+    assert outcome.violation is None
+    assert min(outcome.listed_share.values()) >= 0.95
+
+
+@pytest.mark.parametrize("lag", [1, 2])
+def test_with_equal_steps_the_fast_wait_for_the_slow(monkeypatch, lag):
     monkeypatch.setattr(Fit, "steps", lambda self, steps_max: steps_max)
-    outcome = unequal_speeds(240.0)
+    outcome = unequal_speeds(240.0, lag=lag)
     assert outcome.violation is not None
     assert outcome.violation.name in ("computing_share", "listed_share")

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.loop.test_stopwatch import Clock
+from tests.training.channel.test_stopwatch import Clock
+from training.channel.exchange import Stopwatch
 from training.channel.frames import Validation
 from training.device.device import open_device
 from training.device.inner import MicroBatch
@@ -18,7 +19,6 @@ from training.loop.idle_validation import (
     anchor_loss,
     spread_order,
 )
-from training.loop.stopwatch import Stopwatch
 from training.models.building import read_fragment
 
 if TYPE_CHECKING:

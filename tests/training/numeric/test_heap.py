@@ -5,11 +5,11 @@ import sys
 
 import pytest
 
-from training.numeric.heap import give_back_free_memory, keep_freed_memory
+from training.numeric.memory import give_back_free_memory, keep_freed_memory
 
 CELLS = """
 import resource, sys
-from training.numeric.heap import keep_freed_memory
+from training.numeric.memory import keep_freed_memory
 is_kept = keep_freed_memory() if sys.argv[1] == "kept" else True
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -52,7 +52,7 @@ def test_cells_of_a_large_model_cost_no_new_pages_in_the_next_round():
 
 FREE = """
 from pathlib import Path
-from training.numeric.heap import FREE_BYTES_KEPT, give_back_free_memory, keep_freed_memory
+from training.numeric.memory import FREE_BYTES_KEPT, give_back_free_memory, keep_freed_memory
 def resident():
     return 4096 * int(Path("/proc/self/statm").read_text().split()[1])
 keep_freed_memory()

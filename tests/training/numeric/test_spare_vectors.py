@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from training.numeric.spare_vectors import SpareVectors, Vector, untouched_zeros
+from training.numeric.memory import SpareVectors, Vector, untouched_zeros
 
 NUMEL = 1000
 

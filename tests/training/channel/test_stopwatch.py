@@ -4,8 +4,7 @@ from dataclasses import astuple
 
 import pytest
 
-from training.channel.exchange import TrainerTimes
-from training.loop.stopwatch import Stopwatch
+from training.channel.exchange import Stopwatch, TrainerTimes
 
 
 class Clock:
