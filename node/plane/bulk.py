@@ -44,6 +44,13 @@ def round_of(core: NodeCore, push: Push) -> int | None:
     return next((view.index for view in core.views() if view.is_about(push.subject)), None)
 
 
+def round_to_serve(core: NodeCore, push: Push) -> int:
+    """The round after which what is sent is put in order; of what is not known the one under way.
+    """
+    about = round_of(core, push)
+    return core.machine.view.index if about is None else about
+
+
 def part_root(core: NodeCore, commit_digest: bytes, round_index: int) -> bytes | None:
     """The root of a contribution to that round, under way or the one before, if its COMMIT is
     known."""

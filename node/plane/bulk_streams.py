@@ -432,7 +432,7 @@ class BulkStreams:
             await trio.sleep(after_s)
         if push.bulk is Bulk.WORK and not await self._may_open(push):
             return
-        self._queue.offer(push, round_index=self._owner.core.machine.view.index)
+        self._queue.offer(push, round_index=bulk.round_to_serve(self._owner.core, push))
         async with trio.open_nursery() as nursery:
             await self._go_on(push.to, nursery)
 

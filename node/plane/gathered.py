@@ -197,7 +197,9 @@ class Gathered:
     def expect_state(self, certificate: SealCertificate) -> Mapping[bytes, Collection[int]]:
         """Gather the state of this seal. What of it is here already, by subject."""
         root, subject = certificate.value.root, certificate.value.digest
-        is_same = self._certificate is not None and self._certificate.value.root == root
+        # Where the steps to it were gathered, none of its cells has a place yet.
+        is_same = self._stepped is None and self._certificate is not None
+        is_same = is_same and self._certificate.value.root == root
         self._steps, self._stepped = [], None
         if not is_same:
             self._begin(certificate)

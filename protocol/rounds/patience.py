@@ -82,6 +82,8 @@ class _Course:
     grown_s: float
     stall_s: float
     until_s: float
+    commits: int
+    """How many COMMITs of the round were here when it last said when it ends."""
 
     @property
     def stops_s(self) -> float:
@@ -109,18 +111,23 @@ class Patience:
 
     # Progress -----------------------------------------------------------------------------------
 
-    def told(self, peer: PeerId, said: Progress, now_s: float) -> None:
-        """A member says how far it is with a round under way. What goes back is not heard."""
+    def told(self, peer: PeerId, said: Progress, now_s: float, *, commits: int = 0) -> None:
+        """A member says how far it is with a round under way, of which so many COMMITs are here.
+        What goes back is not heard."""
         course = self._courses.get((peer, said.round))
         if course is None or said.phase > course.said.phase:
-            fresh = _Course(said, now_s, self._stall_s(said), self._until_s(said, now_s))
+            until_s = self._until_s(said, now_s)
+            fresh = _Course(said, now_s, self._stall_s(said), until_s, commits)
             limits.keep_newest(self._courses, (peer, said.round), fresh, KEPT_MAX)
             return
         if said.phase < course.said.phase or said.done <= course.said.done:
             return
         course.stall_s = max(course.stall_s, STALL_UNITS * (now_s - course.grown_s))
-        if course.until_s == math.inf:
-            course.until_s = self._until_s(said, now_s)
+        # With each COMMIT there is more to fetch than when the end was announced.
+        has_more = said.total > course.said.total and commits > course.commits
+        until_s = self._until_s(said, now_s)
+        if course.until_s == math.inf or (has_more and until_s > course.until_s):
+            course.until_s, course.commits = until_s, commits
             course.stall_s = max(course.stall_s, self._stall_s(said))
         course.said, course.grown_s = said, now_s
 
@@ -146,7 +153,7 @@ class Patience:
         gathered = self._gathered(view, now_s) or self._fetched(view, now_s)
         said = tuple(one for one in (told, gathered) if one is not None)
         for one in said:
-            self.told(view.me, one, now_s)
+            self.told(view.me, one, now_s, commits=len(view.ballots.commits))
         return said
 
     def _gathered(self, view: RoundView, now_s: float) -> Progress | None:
@@ -219,7 +226,10 @@ class Patience:
                 waits.done_s.setdefault(stage, _last_came_s(view, stage, now_s))
             elif now_s >= until_s:
                 waits.done_s.setdefault(stage, now_s)
-        ends_s = self._charge(view, late, stage, now_s=now_s, most_s=deadline_s)
+        # What is sealed comes as fast as the line of whoever takes it, and keeps nobody else waiting.
+        is_taken = not view.is_member or view.ballots.sealed(view.seals.before) is not None
+        most_s = 0.0 if is_taken else deadline_s
+        ends_s = self._charge(view, late, stage, now_s=now_s, most_s=most_s)
         is_held = len(moving) > few or any(now_s < ends_s[peer] for peer in moving)
         held_for = frozenset((peer, peer in view.ballots.commits) for peer in moving if is_held)
         lateness = {(peer, peer in view.ballots.commits) for peer in late}

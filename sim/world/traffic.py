@@ -259,7 +259,7 @@ class Transfers:
                 # Streams end with the connection that carries them, and what waited was told so.
                 self._end(due)
                 self._queue.forget(to)
-        self._queue.offer(push, round_index=self._node.core.machine.view.index)
+        self._queue.offer(push, round_index=bulk.round_to_serve(self._node.core, push))
         self._go_on_sending(to)
 
     def _go_on_sending(self, to: PeerId) -> None:
