@@ -475,7 +475,8 @@ class NodeCore:
         catchup = self.catchup
         base = machine.standing.base
         if self._newest > base.index or not catchup.is_at_rest:
-            moved_s = base.times.progress_s
+            # Bytes, not whole cells: those that came twice, and one that takes long, move as well.
+            moved_s = max(base.times.progress_s, *base.cells.moved_s.values(), 0.0)
             actions += catchup.consider(
                 base.seals.head,
                 self._rounds,
