@@ -220,7 +220,9 @@ class Patience:
             return
         stage, late = self._late(view, now_s, deadline_s / 2)
         moving = {peer: movement for peer, movement in late.items() if movement is not None}
-        if len(moving) <= few:
+        if len(moving) > few:
+            waits.done_s.pop(stage, None)  # Nothing had moved for a deadline; now the round goes on.
+        else:
             until_s = max(view.times.opened_s, waits.moved_s) + deadline_s
             if len(late) <= few:
                 waits.done_s.setdefault(stage, _last_came_s(view, stage, now_s))
