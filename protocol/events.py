@@ -549,7 +549,7 @@ class BytesArrived:
 @dataclass(frozen=True, slots=True)
 class BytesGiven:
     """A peer has read bulk bytes that this node sent it; told now and then during a transfer of a
-    state, or of a result. `subject` is what they belong to."""
+    state, or of a result, and once it has all parts of one. `subject` is what they belong to."""
 
     peer: PeerId
     bulk: Bulk

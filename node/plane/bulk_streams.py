@@ -505,6 +505,7 @@ class BulkStreams:
         else:
             if is_part:
                 self._tell_parts(push.to, round_index, count, "out")
+                await self._owner.tell(ev.BytesGiven(push.to, push.bulk, push.subject))
         finally:
             if is_measured:
                 self.uplink.ended(num_bytes, trio.current_time())

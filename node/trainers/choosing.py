@@ -195,6 +195,9 @@ class Fit:
 
     _own_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
     _fastest_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    _sends_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    """How long the own parts were on the line, and those of the fastest."""
+    _sent_fastest_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
 
     def trained(self, steps: int, took_s: float, steps_max: int) -> None:
         """The own trainer handed so many steps in, so long after it was given the lease."""
@@ -204,6 +207,11 @@ class Fit:
         """The fastest took so long for a whole round, by the COMMITs of the last one."""
         self._fastest_s.append(whole_s)
 
+    def exchanged(self, own_s: float, fastest_s: float) -> None:
+        """So long the own parts were on the line, and those of the fastest."""
+        self._sends_s.append(own_s)
+        self._sent_fastest_s.append(fastest_s)
+
     def steps(self, steps_max: int) -> int:
         """Of the next round; all until enough is known."""
         if not self._own_s or not self._fastest_s:
@@ -211,9 +219,13 @@ class Fit:
         # The best of the own rounds: the fastest of several has a good round each time, and whoever
         # measured its usual ones by that would give steps up for nothing.
         own_s, fastest_s = min(self._own_s), statistics.median(self._fastest_s)
-        if own_s <= ALIKE * fastest_s:
+        sends_s = statistics.median(self._sends_s or (0.0,))
+        there_s = fastest_s + statistics.median(self._sent_fastest_s or (0.0,))
+        if own_s + sends_s <= ALIKE * there_s:
             return steps_max
-        return max(1, round(steps_max * fastest_s / own_s))
+        # Others need its parts, not its COMMIT: it begins to send while the fastest still train.
+        fitting_s = min(fastest_s, there_s - sends_s)
+        return min(steps_max, max(1, round(steps_max * fitting_s / own_s)))
 
 
 @dataclass(slots=True)

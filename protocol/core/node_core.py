@@ -418,7 +418,9 @@ class NodeCore:
                     for view in self.machine.standing.under_way:
                         view.note_movement(subject, peer, now_s)
             case ev.BytesGiven(peer=peer, bulk=bulk, subject=subject):
-                if self._is_sealed(bulk, subject):
+                if bulk is Bulk.PART:
+                    self.machine.gave_parts(peer, subject, now_s)
+                elif self._is_sealed(bulk, subject):
                     self._gives(peer, now_s)
             case ev.SeatProven(basis=basis, proof=proof, work=work):
                 yield from self._expand(self.machine.take_seat(basis, proof, work), now_s)

@@ -362,6 +362,27 @@ def _progress(view: RoundView, phase: Phase, done: int, total: int, end_s: float
     )
 
 
+def exchange_s(view: RoundView, now_s: float) -> tuple[float, float] | None:
+    """How long the own parts took to be with all but a few of those who gather them, and how long
+    those of the fastest took to come here; None where there are none of either. What is still on
+    its way took until now at least."""
+    commit_s, me = view.arrivals.commit_s, view.me
+    takers = {
+        place[3] for place in view.cells.requested if place[:2] == ("part", view.own.commit)
+    }
+    given_s = sorted(view.arrivals.given_s.get(peer, now_s) for peer in takers)
+    came_s = sorted(
+        view.arrivals.parts_s[digest] - commit_s[peer]
+        for peer, digest, _ in view.commits()
+        if peer != me and peer in commit_s and digest in view.arrivals.parts_s
+    )
+    passed_over = liars(len(view.roles.electorate), view.config.trust)
+    if me not in commit_s or not given_s or len(came_s) <= passed_over:
+        return None
+    own_s = given_s[max(0, len(given_s) - 1 - view.roles.few)] - commit_s[me]
+    return max(0.0, own_s), max(0.0, came_s[passed_over])
+
+
 def whole_round_s(view: RoundView, inner_steps: int) -> float | None:
     """How long a whole round of so many steps takes the fastest, by the COMMITs of this one; None
     if too few are here.

@@ -216,6 +216,12 @@ class RoundMachine:
                 num_commits = commits.get(said.round, 0)
                 self.patience.told(peer, said, now_s, commits=num_commits)
 
+    def gave_parts(self, peer: PeerId, commit: bytes, now_s: float) -> None:
+        """A peer has the own parts that it gathers."""
+        for view in self.views:
+            if commit == view.own.commit:
+                view.arrivals.given_s[peer] = now_s
+
     def meets(self, *, is_behind: bool, is_meeting: bool) -> None:
         """Whether somebody in reach has a later final seal, or a branch that is not known yet."""
         if (is_behind, is_meeting) != (self.is_behind, self.is_meeting):

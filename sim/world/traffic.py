@@ -326,6 +326,8 @@ class Transfers:
         """The taker has all of it, or it is given up."""
         if any(due is other for other, _ in self._under_way):
             self._end(due)
+            if due.bulk is Bulk.PART:
+                self._node.tell(ev.BytesGiven(due.to, due.bulk, due.subject))
             self._go_on_sending(due.to)
 
     def _end(self, due: ev.Push) -> None:
