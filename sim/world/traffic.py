@@ -425,10 +425,11 @@ class Transfers:
 
     def _came(self, transfer: Transfer, had: int) -> ev.BytesArrived:
         """That bytes came; and what the line took for them, where more came than one piece."""
-        since_s, transfer.timed_s = transfer.timed_s, self._world.now_s
-        items, header = transfer.items, transfer.header
+        since_s, items, header = transfer.timed_s, transfer.items, transfer.header
         is_timed = len(items) > 1 or len(items[0].payload) > limits.PIECE_BYTES_MIN
         num_bytes = sum(len(item.payload) for item in items[had : transfer.num_here])
+        if num_bytes:  # The time of a cell that is on its way counts with it.
+            transfer.timed_s = self._world.now_s
         return ev.BytesArrived(
             transfer.wire.direction.source,
             header.bulk in bulk.IS_SERVED,
