@@ -45,8 +45,7 @@ def round_of(core: NodeCore, push: Push) -> int | None:
 
 
 def round_to_serve(core: NodeCore, push: Push) -> int:
-    """The round after which what is sent is put in order; of what is not known the one under way.
-    """
+    """The round by which what is sent is put in order; the one under way if that is not known."""
     about = round_of(core, push)
     return core.machine.view.index if about is None else about
 

@@ -176,7 +176,8 @@ _LEFT_OUT = {
         "fit its speed, unless the run asks for equal steps"
     ),
     "line": (
-        ": its contribution did not reach the others in time; the next round waits for it again"
+        ": its contribution did not reach the others in time; from the next round on it takes "
+        "fewer steps and sends earlier, unless the run asks for equal steps"
     ),
 }
 """Why, and what changes next."""

@@ -1,10 +1,11 @@
 """What a node chooses for itself of its next round, and what people are told of it: how many steps,
 and in how many bits what they come to is encoded.
 
-Machines are not equally fast, and a round is over for all at once. So each takes as many of its H
-steps as fit its speed: H if it is the fastest, else its share of that (`Fit`), for weights are
-tokens. How fast others are is what their COMMITs show: steps over time. H steps for all have only
-runs with audits or two rounds in flight, and those that ask for it (`has_equal_steps`).
+Machines are not equally fast, nor are lines, and a round is over for all at once. So each takes as
+many of its H steps as fit its speed and its line: H if it is the fastest, else so many that its
+parts are with the others as soon as those of the fastest (`Fit`), for weights are tokens. How fast
+others are is what their COMMITs show, steps over time, and when their parts come. H steps for all
+have only runs with audits or two rounds in flight, and those that ask for it (`has_equal_steps`).
 
 In presets whose peers choose for themselves (`auto`, `a_edit`) the length of a round is chosen too,
 by a pure decision over what was measured. A round that the trainer got at 0 hands its contribution
@@ -42,6 +43,7 @@ from node.trainers.phase_timer import PhaseTimer
 from protocol.events import Working
 from protocol.frames import Phase
 from protocol.manifest import RunManifest
+from protocol.rounds.patience import LATE_SHARE
 from training.channel.exchange import Contribution, TrainerTimes
 from training.compression import Codec, make_codec, with_grades
 from training.methods.method import has_equal_steps
@@ -190,8 +192,9 @@ class MeasuredRound:
 
 @dataclass(slots=True)
 class Fit:
-    """Which share of a round's steps fits a node, by how long whole rounds take it and the fastest
-    whose word is enough (`protocol.rounds.patience.whole_round_s`)."""
+    """Which share of a round's steps fits a node, by how long whole rounds and their parts take it
+    and the fastest whose word is enough (`whole_round_s`, `parts_s` in `protocol.rounds.patience`).
+    """
 
     _own_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
     _fastest_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
@@ -212,6 +215,31 @@ class Fit:
         self._sends_s.append(own_s)
         self._sent_fastest_s.append(fastest_s)
 
+    @property
+    def sends_s(self) -> float:
+        """How long the own line takes for the parts of a round: the best of the last, and 0 after
+        one alone, for parts also wait where the taker is a round behind."""
+        return min(self._sends_s) if len(self._sends_s) > 1 else 0.0
+
+    @property
+    def there_s(self) -> float:
+        """When in a round the parts of the fastest are there; infinite until that is known."""
+        if not self._fastest_s:
+            return math.inf
+        sent_s = statistics.median(self._sent_fastest_s or (0.0,))
+        return statistics.median(self._fastest_s) + sent_s
+
+    @property
+    def too_slow(self) -> str:
+        """Why no number of steps is small enough, for people; empty if one is."""
+        if self.sends_s <= (1.0 + LATE_SHARE) * self.there_s:
+            return ""
+        return (
+            f"the line of this node takes {self.sends_s:.0f} s for what it sends in a round, and "
+            f"the others are done in {self.there_s:.0f} s: it takes one step a round and is rarely "
+            "listed; a codec of fewer bits or more steps a round would help"
+        )
+
     def steps(self, steps_max: int) -> int:
         """Of the next round; all until enough is known."""
         if not self._own_s or not self._fastest_s:
@@ -219,12 +247,10 @@ class Fit:
         # The best of the own rounds: the fastest of several has a good round each time, and whoever
         # measured its usual ones by that would give steps up for nothing.
         own_s, fastest_s = min(self._own_s), statistics.median(self._fastest_s)
-        sends_s = statistics.median(self._sends_s or (0.0,))
-        there_s = fastest_s + statistics.median(self._sent_fastest_s or (0.0,))
-        if own_s + sends_s <= ALIKE * there_s:
+        if own_s + self.sends_s <= ALIKE * self.there_s:
             return steps_max
         # Others need its parts, not its COMMIT: it begins to send while the fastest still train.
-        fitting_s = min(fastest_s, there_s - sends_s)
+        fitting_s = min(fastest_s, self.there_s - self.sends_s)
         return min(steps_max, max(1, round(steps_max * fitting_s / own_s)))
 
 
@@ -300,7 +326,9 @@ class Pace:
         exchange_s = statistics.median(self._exchanges_s or waited_s)
         total_s = sum(one.round_s for one in last)
         computing = sum(one.training_s for one in last) / max(1e-9, total_s)
-        steps, why = fitting, "the manifest's" if fitting == most else "as many as fit its speed"
+        steps, why = fitting, "the manifest's"
+        if fitting < most:
+            why = "as many as fit its speed and its line"
         if self.is_chosen:
             steps, why = self._paced(step_s, _Costs(round_s, exchange_s, beside_s))
         return StepsChoice(
@@ -446,6 +474,8 @@ class Choosing:
         self._flight = TrainerWatch()
         self.headway = Headway()
         self._grading = Grading(0, "")
+        self._is_too_slow = False
+        """Whether it was said that the line is."""
 
     @property
     def grade(self) -> int:
@@ -479,6 +509,19 @@ class Choosing:
         """How long a whole round takes the fastest; None where the last round did not show it."""
         if whole_s is not None and self._pace.fit is not None:
             self._pace.fit.saw(whole_s)
+
+    def sent(self, took_s: tuple[float, float] | None) -> None:
+        """How long the own parts took in the last round, and those of the fastest; None where it
+        did not show."""
+        fit = self._pace.fit
+        if took_s is None or fit is None:
+            return
+        fit.exchanged(*took_s)
+        if fit.too_slow and not self._is_too_slow:
+            logger.warning("%s", fit.too_slow)
+        if fit.too_slow or self._is_too_slow:
+            self._log.emit("warning", key="line", text=fit.too_slow)
+        self._is_too_slow = bool(fit.too_slow)
 
     def landed(self, now_s: float, *, last_s: float | None) -> None:
         """The outcome of the oldest contribution is here; see `Pace.landed`."""

@@ -16,6 +16,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from statistics import median_high
 
 from protocol import limits
 from protocol.events import Working
@@ -221,14 +222,16 @@ class Patience:
         stage, late = self._late(view, now_s, deadline_s / 2)
         moving = {peer: movement for peer, movement in late.items() if movement is not None}
         if len(moving) > few:
-            waits.done_s.pop(stage, None)  # Nothing had moved for a deadline; now the round goes on.
+            waits.done_s.pop(
+                stage, None
+            )  # Nothing had moved for a deadline; now the round goes on.
         else:
             until_s = max(view.times.opened_s, waits.moved_s) + deadline_s
             if len(late) <= few:
                 waits.done_s.setdefault(stage, _last_came_s(view, stage, now_s))
             elif now_s >= until_s:
                 waits.done_s.setdefault(stage, now_s)
-        # What is sealed comes as fast as the line of whoever takes it, and keeps nobody else waiting.
+        # What is sealed comes as fast as the line of who takes it, and keeps nobody else waiting.
         is_taken = not view.is_member or view.ballots.sealed(view.seals.before) is not None
         most_s = 0.0 if is_taken else deadline_s
         ends_s = self._charge(view, late, stage, now_s=now_s, most_s=most_s)
@@ -362,25 +365,24 @@ def _progress(view: RoundView, phase: Phase, done: int, total: int, end_s: float
     )
 
 
-def exchange_s(view: RoundView, now_s: float) -> tuple[float, float] | None:
-    """How long the own parts took to be with all but a few of those who gather them, and how long
-    those of the fastest took to come here; None where there are none of either. What is still on
-    its way took until now at least."""
+def parts_s(view: RoundView, now_s: float) -> tuple[float, float] | None:
+    """How long the own parts took to half of those who gather them, and how long those of half the
+    others took to come here; None where there are none. What is on its way took until now at least.
+
+    Of two each waits for the other, and neither does less for its line. Fewer than half may lie.
+    """
     commit_s, me = view.arrivals.commit_s, view.me
-    takers = {
-        place[3] for place in view.cells.requested if place[:2] == ("part", view.own.commit)
-    }
-    given_s = sorted(view.arrivals.given_s.get(peer, now_s) for peer in takers)
-    came_s = sorted(
+    pushed = (place for place in view.cells.requested if place[:2] == ("part", view.own.commit))
+    takers = {place[3] for place in pushed}
+    came_s = [
         view.arrivals.parts_s[digest] - commit_s[peer]
         for peer, digest, _ in view.commits()
         if peer != me and peer in commit_s and digest in view.arrivals.parts_s
-    )
-    passed_over = liars(len(view.roles.electorate), view.config.trust)
-    if me not in commit_s or not given_s or len(came_s) <= passed_over:
+    ]
+    if not (view.roles.few and takers and came_s) or me not in commit_s:
         return None
-    own_s = given_s[max(0, len(given_s) - 1 - view.roles.few)] - commit_s[me]
-    return max(0.0, own_s), max(0.0, came_s[passed_over])
+    given_s = median_high(view.arrivals.given_s.get(peer, now_s) for peer in takers)
+    return max(0.0, given_s - commit_s[me]), max(0.0, median_high(came_s))
 
 
 def whole_round_s(view: RoundView, inner_steps: int) -> float | None:

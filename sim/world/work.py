@@ -12,7 +12,7 @@ from protocol.grid import EMPTY_ROOT
 from protocol.identity import short_id
 from protocol.leases import Lease, part_of_lease
 from protocol.rounds.fates import Fates
-from protocol.rounds.patience import exchange_s, whole_round_s
+from protocol.rounds.patience import parts_s, whole_round_s
 from protocol.segments import STATE, WorkKind
 from sim.world.nodes import Around, SimNode
 from sim.world.trainer import Flight, Vector
@@ -121,7 +121,7 @@ class SimWork:
         whole_s = None if sealed is None else whole_round_s(sealed, inner.inner_steps)
         if whole_s is not None:
             self._fit.saw(whole_s / self._node.clock.rate)
-        took_s = None if sealed is None else exchange_s(sealed, self._node.own_s)
+        took_s = None if sealed is None else parts_s(sealed, self._node.own_s)
         if took_s is not None:
             self._fit.exchanged(*(seconds / self._node.clock.rate for seconds in took_s))
         self._steps = self._fit.steps(inner.inner_steps)
