@@ -198,8 +198,8 @@ class Gathered:
         """Gather the state of this seal. What of it is here already, by subject."""
         root, subject = certificate.value.root, certificate.value.digest
         # Where the steps to it were gathered, none of its cells has a place yet.
-        is_same = self._stepped is None and self._certificate is not None
-        is_same = is_same and self._certificate.value.root == root
+        gathered = self._certificate if self._stepped is None else None
+        is_same = gathered is not None and gathered.value.root == root
         self._steps, self._stepped = [], None
         if not is_same:
             self._begin(certificate)

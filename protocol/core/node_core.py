@@ -419,7 +419,7 @@ class NodeCore:
                         view.note_movement(subject, peer, now_s)
             case ev.BytesGiven(peer=peer, bulk=bulk, subject=subject):
                 if bulk is Bulk.PART:
-                    self.machine.gave_parts(peer, subject, now_s)
+                    self.machine.gave_parts(peer, subject, event.seconds)
                 elif self._is_sealed(bulk, subject):
                     self._gives(peer, now_s)
             case ev.SeatProven(basis=basis, proof=proof, work=work):

@@ -366,8 +366,9 @@ def _progress(view: RoundView, phase: Phase, done: int, total: int, end_s: float
 
 
 def parts_s(view: RoundView, now_s: float) -> tuple[float, float] | None:
-    """How long the own parts took to half of those who gather them, and how long those of half the
-    others took to come here; None where there are none. What is on its way took until now at least.
+    """How long the line took for the own parts to half of those who gather them, and how long those
+    of half the others took to come here; None where there are none. What is on its way took until
+    now at least.
 
     Of two each waits for the other, and neither does less for its line. Fewer than half may lie.
     """
@@ -381,8 +382,9 @@ def parts_s(view: RoundView, now_s: float) -> tuple[float, float] | None:
     ]
     if not (view.roles.few and takers and came_s) or me not in commit_s:
         return None
-    given_s = median_high(view.arrivals.given_s.get(peer, now_s) for peer in takers)
-    return max(0.0, given_s - commit_s[me]), max(0.0, median_high(came_s))
+    unsent_s = now_s - commit_s[me]
+    own_s = median_high(view.arrivals.sent_s.get(peer, unsent_s) for peer in takers)
+    return max(0.0, own_s), max(0.0, median_high(came_s))
 
 
 def whole_round_s(view: RoundView, inner_steps: int) -> float | None:

@@ -216,11 +216,11 @@ class RoundMachine:
                 num_commits = commits.get(said.round, 0)
                 self.patience.told(peer, said, now_s, commits=num_commits)
 
-    def gave_parts(self, peer: PeerId, commit: bytes, now_s: float) -> None:
-        """A peer has the own parts that it gathers."""
+    def gave_parts(self, peer: PeerId, commit: bytes, took_s: float) -> None:
+        """A peer has own parts, for which the line took so long."""
         for view in self.views:
-            if commit == view.own.commit:
-                view.arrivals.given_s[peer] = now_s
+            if commit == view.own.commit and peer in view.member_set:
+                view.arrivals.sent_s[peer] = view.arrivals.sent_s.get(peer, 0.0) + took_s
 
     def meets(self, *, is_behind: bool, is_meeting: bool) -> None:
         """Whether somebody in reach has a later final seal, or a branch that is not known yet."""

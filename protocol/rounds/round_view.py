@@ -154,8 +154,8 @@ class PartArrivals:
     """When the COMMIT of each member came here."""
     parts_s: dict[bytes, float] = field(default_factory=dict)
     """When the last of the parts of each COMMIT came that were new here."""
-    given_s: dict[PeerId, float] = field(default_factory=dict)
-    """When each of those who gather them had the own parts."""
+    sent_s: dict[PeerId, float] = field(default_factory=dict)
+    """How long the line took for the own parts, by who has them."""
 
     is_timed: bool = False
     """Whether a deadline was learned from this round."""

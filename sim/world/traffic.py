@@ -287,7 +287,7 @@ class Transfers:
                 header, items = _as_on_the_wire(header, items)
             self._under_way.append((due, wire))
             end_s = self._send(wire, header, items, self._pause_s(header, items))
-            self._world.push(end_s, node, self._sent, due)
+            self._world.push(end_s, node, self._sent, due, self._world.now_s)
 
     def _found(self, due: ev.Push) -> tuple[list[Item] | None, int | None]:
         """What is here of it, and of which round it is; None where joiners ask in vain."""
@@ -322,12 +322,13 @@ class Transfers:
             size, took_s=0.0, is_round_moving=False, now_s=self._world.now_s
         )
 
-    def _sent(self, due: ev.Push) -> None:
+    def _sent(self, due: ev.Push, began_s: float) -> None:
         """The taker has all of it, or it is given up."""
         if any(due is other for other, _ in self._under_way):
             self._end(due)
             if due.bulk is Bulk.PART:
-                self._node.tell(ev.BytesGiven(due.to, due.bulk, due.subject))
+                took_s = (self._world.now_s - began_s) * self._node.clock.rate
+                self._node.tell(ev.BytesGiven(due.to, due.bulk, due.subject, took_s))
             self._go_on_sending(due.to)
 
     def _end(self, due: ev.Push) -> None:

@@ -121,7 +121,9 @@ class SimWork:
         whole_s = None if sealed is None else whole_round_s(sealed, inner.inner_steps)
         if whole_s is not None:
             self._fit.saw(whole_s / self._node.clock.rate)
-        took_s = None if sealed is None else parts_s(sealed, self._node.own_s)
+        took_s = (
+            None if sealed is None else parts_s(sealed, self._node.clock.own_s(self._world.now_s))
+        )
         if took_s is not None:
             self._fit.exchanged(*(seconds / self._node.clock.rate for seconds in took_s))
         self._steps = self._fit.steps(inner.inner_steps)

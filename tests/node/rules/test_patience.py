@@ -1,6 +1,7 @@
 """What a round waits for beyond its deadline: members that move on, and each of a few so long."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from protocol.rounds.patience import (
     PATIENCE_ROUNDS,
     STALL_BEATS,
     Patience,
+    parts_s,
     whole_round_s,
 )
 from protocol.rounds.proposal import awaited_haves
@@ -241,3 +243,85 @@ def test_fastest_whole_round_is_by_steps_and_in_open_runs_without_as_many_as_may
     view = view_of(peers[0], head, commits, trust=trust, started_s=0.0)
     view.arrivals.commit_s = dict(zip(peers, [s for _, s in steps_and_s], strict=True))
     assert whole_round_s(view, 50) == fastest_s
+
+
+def test_waiting_is_charged_to_nobody_once_more_than_a_few_move_again():
+    """Nothing moved for a deadline, because all were between two phases: that ended no round."""
+    scene = Scene(late=2)
+    scene.look(10.0)
+    scene.look(12.0)
+    assert scene.view.waits.done_s
+    for step in range(200):
+        assert scene.beat(12.5 + step, done=step, total=10_000)
+    assert not scene.patience._spent
+
+
+def test_result_of_a_sealed_round_is_waited_for_at_nobodys_cost():
+    """The looser wording: whoever gives a result slowly is charged, though the line of the taker
+    is slow, who is behind all others. A founder on such a line was given up by its joiners."""
+    for is_over in (False, True):
+        scene, now_s = Scene(at_s=12.0), 12.0
+        if is_over:
+            scene.view.ballots._sealed[scene.view.seals.before] = object()
+        for step in range(80):
+            scene.beat(now_s, done=step, total=10_000)
+            now_s += 1.0
+        assert bool(scene.patience._spent) == (not is_over)
+
+
+def test_end_is_put_off_once_with_each_commit_that_there_is_more_to_fetch_of():
+    scene = Scene(members=2)
+    (peer,) = scene.late
+    patience, view = scene.patience, scene.view
+    patience.told(peer, said(1, total=100, end_s=10, phase=Phase.FETCH), 0.0, commits=1)
+    first_s = patience._courses[peer, ROUND].until_s
+    patience.told(peer, said(2, total=200, end_s=20, phase=Phase.FETCH), 9.0, commits=1)
+    assert patience._courses[peer, ROUND].until_s == first_s, "no COMMIT came"
+    patience.told(peer, said(3, total=300, end_s=20, phase=Phase.FETCH), 10.0, commits=2)
+    then_s = patience._courses[peer, ROUND].until_s
+    assert then_s == pytest.approx(10.0 + END_SLACK * 20 + STALL_S)
+    patience.told(peer, said(4, total=400, end_s=20, phase=Phase.FETCH), 30.0, commits=2)
+    assert patience._courses[peer, ROUND].until_s == then_s
+    assert view.index == ROUND
+
+
+def test_time_of_the_own_parts_is_that_of_half_of_the_takers_and_of_what_is_not_sent_until_now():
+    scene = Scene(members=6, late=0, at_s=60.0)
+    view, me = scene.view, scene.me
+    mine = scene.commits[me].message.digest
+    view.own.commit = mine
+    others = [peer for peer in scene.peers if peer != me]
+    view.arrivals.commit_s = dict.fromkeys(scene.peers, 60.0)
+    view.arrivals.parts_s = {scene.commits[peer].message.digest: 63.0 for peer in others}
+    assert parts_s(view, 100.0) is None, "nothing was sent"
+    view.cells.requested |= {("part", mine, 0, peer) for peer in others}
+    assert parts_s(view, 100.0) == (40.0, 3.0)
+    view.arrivals.sent_s = dict(zip(others, [5.0, 6.0, 7.0, 500.0, 500.0], strict=True))
+    assert parts_s(view, 1000.0) == (7.0, 3.0)
+
+
+def test_of_two_neither_does_less_for_its_line():
+    scene = Scene(members=2, late=0, at_s=60.0)
+    mine, other = scene.commits[scene.me].message.digest, scene.peers[0]
+    scene.view.own.commit = mine
+    scene.view.arrivals.commit_s = dict.fromkeys(scene.peers, 60.0)
+    scene.view.arrivals.parts_s = {scene.commits[other].message.digest: 63.0}
+    scene.view.cells.requested |= {("part", mine, 0, other)}
+    assert parts_s(scene.view, 100.0) is None
+
+
+@pytest.mark.parametrize(("seated", "is_awaited"), [(1, True), (2, False)])
+def test_open_run_waits_for_those_whom_its_founder_waited_for_before_they_commit(
+    seated, is_awaited
+):
+    """The looser wording, that a newcomer is waited for: anybody can prove a seat for a key that
+    does nothing. The tighter one, that nobody new is: founded on slow lines it listed nobody."""
+    peers = peers_named(5)
+    head = head_of(peers[:4], peers[4:])
+    seats = [
+        replace(seat, seated=seated, proved=-1) if seat.peer == peers[4] else seat
+        for seat in head.value.roster.seats
+    ]
+    value = replace(head.value, roster=replace(head.value.roster, seats=tuple(seats)))
+    view = view_of(peers[0], replace(head, value=value), trust="open")
+    assert (peers[4] in view.awaited) == is_awaited
