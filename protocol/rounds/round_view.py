@@ -35,7 +35,7 @@ from protocol.rounds.reducers import (
 from protocol.rounds.reducers import slices as cut_slices
 from protocol.rounds.round_config import RoundConfig as RoundConfig
 from protocol.rounds.round_config import never
-from protocol.rounds.seating import FOUNDING_ROUND
+from protocol.rounds.seating import is_newcomer
 
 RETRY_GROWTH = 1.5
 RETRY_GROWTH_STEPS_MAX = 4
@@ -156,7 +156,6 @@ class PartArrivals:
     """When the last of the parts of each COMMIT came that were new here."""
     sent_s: dict[PeerId, float] = field(default_factory=dict)
     """How long the line took for the own parts, by who has them."""
-
     is_timed: bool = False
     """Whether a deadline was learned from this round."""
     awaited_commits: frozenset[bytes] = frozenset()
@@ -400,11 +399,7 @@ class RoundView:
             electorate=electorate,
             belief=belief,
             set_back=set_back(roster),
-            newcomers=frozenset(
-                seat.peer
-                for seat in roster.seats
-                if is_open and seat.proved < 0 and seat.seated > FOUNDING_ROUND
-            ),
+            newcomers=frozenset(s.peer for s in roster.seats if is_open and is_newcomer(s)),
             absentees=frozenset(s.peer for s in roster.seats if is_open and s.absent),
             few=few_of(len(self.members), len(electorate), config.trust),
         )

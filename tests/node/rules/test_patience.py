@@ -261,8 +261,10 @@ def test_result_of_a_sealed_round_is_waited_for_at_nobodys_cost():
     is slow, who is behind all others. A founder on such a line was given up by its joiners."""
     for is_over in (False, True):
         scene, now_s = Scene(at_s=12.0), 12.0
-        if is_over:
-            scene.view.ballots._sealed[scene.view.seals.before] = object()
+        head = scene.view.seals.head
+        for peer in scene.peers if is_over else ():
+            heard = Voice(peer, head).seal(replace(head, round=ROUND))
+            scene.view.ballots.add(BallotEntry(heard.message, heard.body))
         for step in range(80):
             scene.beat(now_s, done=step, total=10_000)
             now_s += 1.0

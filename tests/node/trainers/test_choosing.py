@@ -5,9 +5,11 @@ found from what it measured.
 import random
 from dataclasses import replace
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 
+from node.status.board import EventLog
 from node.trainers.choosing import (
     FIRST_STEPS,
     SHARE,
@@ -482,13 +484,9 @@ def test_line_that_no_number_of_steps_fits_is_said_with_what_would_help():
 
 
 def test_line_that_is_too_slow_is_warned_of_and_taken_back():
-    told: list[tuple[str, dict]] = []
-
-    class Log:
-        def emit(self, event: str, **fields: object) -> None:
-            told.append((event, fields))
-
-    choosing = Choosing(MANIFEST, 1, Log(), lambda: None)
+    told = []
+    sink = SimpleNamespace(emit=lambda event, **fields: told.append((event, fields)))
+    choosing = Choosing(MANIFEST, 1, EventLog(None, 0.0, (sink,)), lambda: None)
     for sends_s in (90.0, 90.0, 90.0, 3.0):
         choosing.saw(60.0)
         choosing.sent((sends_s, 3.0))
