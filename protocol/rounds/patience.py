@@ -13,6 +13,7 @@ more of that time is over. Pure.
 """
 
 import math
+from collections import Counter
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -366,25 +367,42 @@ def _progress(view: RoundView, phase: Phase, done: int, total: int, end_s: float
 
 
 def parts_s(view: RoundView, now_s: float) -> tuple[float, float] | None:
-    """How long the line took for the own parts to half of those who gather them, and how long those
-    of half the others took to come here; None where there are none. What is on its way took until
-    now at least.
+    """How long the line took for the own parts to all but a few of those who gather them, and how
+    long the lines of half the others would take for as many; None where there are none. What is on
+    its way took until now at least, but behind a round that lists them.
 
     Of two each waits for the other, and neither does less for its line. Fewer than half may lie.
     """
-    commit_s, me = view.arrivals.commit_s, view.me
-    pushed = (place for place in view.cells.requested if place[:2] == ("part", view.own.commit))
-    takers = {place[3] for place in pushed}
+    arrivals, gathering, me = view.arrivals, view.gathering(), view.me
+    num_cells, here = Counter[PeerId](), Counter[PeerId]()
+    for piece in view.slices:
+        place = ("part", view.own.commit, piece.first)
+        for peer in view.members:
+            if (*place, peer) in view.cells.requested:
+                num_cells[peer] += piece.stop - piece.first
+    for piece in gathering.first_kept:
+        for peer in view.members:
+            here[peer] += (piece.stop - piece.first) * gathering.holds(piece, peer)
     came_s = [
-        view.arrivals.parts_s[digest] - commit_s[peer]
+        max(0.0, arrivals.parts_s[digest] - arrivals.commit_s[peer]) / here[peer]
         for peer, digest, _ in view.commits()
-        if peer != me and peer in commit_s and digest in view.arrivals.parts_s
+        if peer != me
+        and digest in arrivals.parts_s
+        and here[peer]
+        # What was there before this node was in the round came in no time.
+        and arrivals.commit_s.get(peer, 0.0) > view.times.started_s
     ]
-    if not (view.roles.few and takers and came_s) or me not in commit_s:
+    if not (view.roles.few and num_cells and came_s) or me not in arrivals.commit_s:
         return None
-    unsent_s = now_s - commit_s[me]
-    own_s = median_high(view.arrivals.sent_s.get(peer, unsent_s) for peer in takers)
-    return max(0.0, own_s), max(0.0, median_high(came_s))
+    unsent_s = max(0.0, now_s - arrivals.commit_s[me])
+    took_s = {peer: arrivals.sent_s.get(peer, unsent_s) for peer in num_cells}
+    sealed = view.ballots.sealed(view.seals.before)
+    listed = view.ballots.list_of(sealed[0].list_digest) if sealed else None
+    if listed is not None and view.own.commit in listed.commits and arrivals.sent_s:
+        took_s = dict(arrivals.sent_s)  # Who is past the round needs no parts any more.
+    cell_s = median_high(took_s[peer] / max(1, num_cells[peer]) for peer in took_s)
+    own_s = sorted(took_s.values())[max(0, len(took_s) - 1 - view.roles.few)]
+    return own_s, own_s * min(1.0, median_high(came_s) / max(1e-9, cell_s))
 
 
 def whole_round_s(view: RoundView, inner_steps: int) -> float | None:
@@ -399,7 +417,10 @@ def whole_round_s(view: RoundView, inner_steps: int) -> float | None:
     took_s = sorted(
         (view.arrivals.commit_s[peer] - view.times.started_s) * inner_steps / commits[peer][1].steps
         for peer in peers
-        if peer in commits and peer in view.arrivals.commit_s and commits[peer][1].steps > 0
+        if peer in commits
+        and commits[peer][1].steps > 0
+        # What was there before this node was in the round says nothing.
+        and view.arrivals.commit_s.get(peer, 0.0) > view.times.started_s
     )
     passed_over = liars(len(peers), view.config.trust)
     return took_s[passed_over] if len(took_s) > passed_over else None

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.events import Working
+from protocol.events import Push, Working
 from protocol.frames import Phase, Progress
-from protocol.messages import Kind
+from protocol.identity import PeerId
+from protocol.messages import Kind, List, Seal
 from protocol.rounds.agreement import statements
 from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.lapses import LearnedDeadline
@@ -23,6 +24,8 @@ from protocol.rounds.patience import (
 )
 from protocol.rounds.proposal import awaited_haves
 from protocol.rounds.reducers import pack_senders
+from protocol.rounds.round_view import RoundView
+from protocol.rounds.supply import push_parts
 from tests.node.builders import CONFIG, Voice, head_of, peers_named, view_of
 
 BEAT_S, FLOOR_S = 0.5, 1.0
@@ -287,29 +290,60 @@ def test_end_is_put_off_once_with_each_commit_that_there_is_more_to_fetch_of():
     assert view.index == ROUND
 
 
-def test_time_of_the_own_parts_is_that_of_half_of_the_takers_and_of_what_is_not_sent_until_now():
-    scene = Scene(members=6, late=0, at_s=60.0)
-    view, me = scene.view, scene.me
-    mine = scene.commits[me].message.digest
-    view.own.commit = mine
-    others = [peer for peer in scene.peers if peer != me]
+def sent_parts(members: int) -> tuple[RoundView, list[PeerId]]:
+    """A round to which all committed after a minute, whose parts came in three seconds, and in
+    which the own ones are on their way; and to whom."""
+    scene = Scene(members=members, late=0, at_s=60.0)
+    view = scene.view
+    view.own.commit = scene.commits[scene.me].message.digest
     view.arrivals.commit_s = dict.fromkeys(scene.peers, 60.0)
-    view.arrivals.parts_s = {scene.commits[peer].message.digest: 63.0 for peer in others}
+    heard = [scene.commits[peer] for peer in scene.peers if peer != scene.me]
+    view.arrivals.parts_s = {commit.message.digest: 63.0 for commit in heard}
     assert parts_s(view, 100.0) is None, "nothing was sent"
-    view.cells.requested |= {("part", mine, 0, peer) for peer in others}
-    assert parts_s(view, 100.0) == (40.0, 3.0)
-    view.arrivals.sent_s = dict(zip(others, [5.0, 6.0, 7.0, 500.0, 500.0], strict=True))
+    takers = {push.to for push in push_parts(view) if isinstance(push, Push)}
+    return view, sorted(takers)
+
+
+def test_time_of_the_own_parts_is_that_of_all_but_a_few_takers_and_beside_it_that_of_other_lines():
+    view, takers = sent_parts(3)
+    assert len(takers) == 2
+    assert parts_s(view, 105.0) == (45.0, 3.0), "it is not over yet"
+    view.arrivals.sent_s = {takers[0]: 7.0, takers[1]: 500.0}
+    own_s, others_s = parts_s(view, 1000.0) or (0.0, 0.0)
+    assert own_s == 7.0, "a few may take as long as they like"
+    assert others_s < 3.1
+
+
+def test_who_is_past_the_round_shows_nothing_of_the_line_of_who_was_listed():
+    view, takers = sent_parts(3)
+    view.arrivals.sent_s = {takers[0]: 7.0}
+    assert parts_s(view, 1000.0) == (7.0, pytest.approx(7.0 * 3.0 / 940.0))
+    heard = [Voice(peer, view.seals.head) for peer in view.members]
+    everybody = [voice.commit() for voice in heard]
+    proposal = heard[0].propose(everybody)
+    view.ballots.add(BallotEntry(proposal.message, proposal.body))
+    assert isinstance(proposal.body, List)
+    digest = view.ballots.list_digest(proposal.body)
+    for voice in heard:
+        seal = voice.seal(replace(view.seals.head, round=ROUND, commits=proposal.body.commits))
+        assert isinstance(seal.body, Seal)
+        body = replace(seal.body, list_digest=digest)
+        again = voice.say(Kind.SEAL, body, subject=view.seals.head.digest)
+        view.ballots.add(BallotEntry(again.message, again.body))
     assert parts_s(view, 1000.0) == (7.0, 3.0)
 
 
+def test_commit_and_parts_that_were_there_before_the_round_say_nothing_of_times():
+    view, _ = sent_parts(3)
+    view.times.started_s = 60.0
+    assert parts_s(view, 100.0) is None
+    assert whole_round_s(view, 10) is None
+
+
 def test_of_two_neither_does_less_for_its_line():
-    scene = Scene(members=2, late=0, at_s=60.0)
-    mine, other = scene.commits[scene.me].message.digest, scene.peers[0]
-    scene.view.own.commit = mine
-    scene.view.arrivals.commit_s = dict.fromkeys(scene.peers, 60.0)
-    scene.view.arrivals.parts_s = {scene.commits[other].message.digest: 63.0}
-    scene.view.cells.requested |= {("part", mine, 0, other)}
-    assert parts_s(scene.view, 100.0) is None
+    view, takers = sent_parts(2)
+    view.arrivals.sent_s = dict.fromkeys(takers, 40.0)
+    assert parts_s(view, 100.0) is None
 
 
 @pytest.mark.parametrize(("seated", "is_awaited"), [(1, True), (2, False)])
