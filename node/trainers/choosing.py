@@ -236,7 +236,7 @@ class Fit:
             return ""
         return (
             f"the line of this node takes {self.sends_s:.0f} s for what it sends in a round, and "
-            f"the others are done in {self.there_s:.0f} s: it takes one step a round and is rarely "
+            f"the others are done in {self.there_s:.0f} s: fewer steps do not help; it is rarely "
             "listed; a codec of fewer bits or more steps a round would help"
         )
 
@@ -249,9 +249,12 @@ class Fit:
         own_s, fastest_s = min(self._own_s), statistics.median(self._fastest_s)
         if own_s + self.sends_s <= ALIKE * self.there_s:
             return steps_max
-        # Others need its parts, not its COMMIT: it begins to send while the fastest still train.
-        fitting_s = min(fastest_s, self.there_s - self.sends_s)
-        return min(steps_max, max(1, round(steps_max * fitting_s / own_s)))
+        fitting_s = own_s if own_s <= ALIKE * fastest_s else fastest_s
+        spare_s = self.there_s - self.sends_s
+        if spare_s > 0.0:  # Else no number of steps is small enough, and fewer are for nothing.
+            # Others need its parts, not its COMMIT: it sends while the fastest still train.
+            fitting_s = min(fitting_s, spare_s)
+        return max(1, round(steps_max * fitting_s / own_s))
 
 
 @dataclass(slots=True)

@@ -459,7 +459,7 @@ def fitted_to_its_line(sends_s: float, *, rounds: int = 4) -> tuple[list[int], F
     return found, fit
 
 
-@pytest.mark.parametrize(("sends_s", "steps"), [(3.0, 50), (9.0, 50), (30.0, 28), (63.0, 1)])
+@pytest.mark.parametrize(("sends_s", "steps"), [(3.0, 50), (9.0, 50), (30.0, 28), (62.0, 1)])
 def test_each_takes_so_many_steps_that_its_parts_come_with_those_of_the_fastest(sends_s, steps):
     found, fit = fitted_to_its_line(sends_s)
     assert found == [50, steps, steps, steps], "one measurement of the line is not trusted"
@@ -477,7 +477,7 @@ def test_one_transfer_that_waited_takes_no_steps():
 
 def test_line_that_no_number_of_steps_fits_is_said_with_what_would_help():
     found, fit = fitted_to_its_line(90.0)
-    assert found == [50, 1, 1, 1]
+    assert found == [50, 50, 50, 50], "fewer would be for nothing"
     assert "takes 90 s" in fit.too_slow
     assert "done in 63 s" in fit.too_slow
     assert "codec" in fit.too_slow
