@@ -549,11 +549,13 @@ class BytesArrived:
 @dataclass(frozen=True, slots=True)
 class BytesGiven:
     """A peer has read bulk bytes that this node sent it; told now and then during a transfer of a
-    state, or of a result. `subject` is what they belong to."""
+    state, or of a result, and behind a transfer of parts with the seconds that it took. `subject`
+    is what they belong to."""
 
     peer: PeerId
     bulk: Bulk
     subject: bytes
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

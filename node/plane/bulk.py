@@ -44,6 +44,12 @@ def round_of(core: NodeCore, push: Push) -> int | None:
     return next((view.index for view in core.views() if view.is_about(push.subject)), None)
 
 
+def round_to_serve(core: NodeCore, push: Push) -> int:
+    """The round by which what is sent is put in order; the one under way if that is not known."""
+    about = round_of(core, push)
+    return core.machine.view.index if about is None else about
+
+
 def part_root(core: NodeCore, commit_digest: bytes, round_index: int) -> bytes | None:
     """The root of a contribution to that round, under way or the one before, if its COMMIT is
     known."""

@@ -48,16 +48,18 @@ def _lane(bulk: Bulk) -> bool:
     return bulk in (Bulk.STATE, Bulk.STEP, Bulk.WORK)
 
 
-def _first(ready: list[Place]) -> Place:
-    """Parts before results. Of results those of the newest LIST: the one before is given up."""
-    bulk = min(place[0] for place in ready)
-    fitting = [place for place in ready if place[0] is bulk]
-    return fitting[-1 if bulk is Bulk.RESULT else 0]
+def _first(ready: list[tuple[int, Place]]) -> Place:
+    """The earliest round first: without its result nobody comes to the next one, and whoever gets
+    the parts of each new round before it never does. Of one round parts before results, and of its
+    results those of the newest LIST: the one before is given up."""
+    place = min((index, place[0]) for index, place in ready)
+    fitting = [other for index, other in ready if (index, other[0]) == place]
+    return fitting[-1 if place[1] is Bulk.RESULT else 0]
 
 
 @dataclass(slots=True)
 class _Line:
-    """To one peer. `waiting` maps places to the round of the asking and the cells."""
+    """To one peer. `waiting` maps places to the round that they are about and the cells."""
 
     waiting: dict[Place, tuple[int, dict[int, None]]] = field(default_factory=dict)
     under_way: list[Push] = field(default_factory=list)
@@ -73,14 +75,15 @@ class _Line:
 
 class PushQueue:
     """The transfers of one node. One transfer of parts or results is sent to a peer at a time, and
-    one of what it fetches as a joiner; parts go before results, for nobody can sum without them. Of
-    results those of the newest LIST go first."""
+    one of what it fetches as a joiner. The earliest round goes first, and of one round its parts go
+    before results, for nobody can sum without them; of results those of the newest LIST."""
 
     def __init__(self) -> None:
         self._lines: dict[PeerId, _Line] = {}
 
     def offer(self, push: Push, *, round_index: int) -> None:
-        """Let cells wait, but for those that wait or are under way already.
+        """Let cells wait, but for those that wait or are under way already; `round_index` is of the
+        round that they are about.
 
         Beyond the bounds those of the oldest round are forgotten: an honest peer asks again.
         """
@@ -108,7 +111,11 @@ class PushQueue:
         if line is None:
             return None
         busy = {lane for lane in (False, True) if line.is_busy(lane)}
-        ready = [place for place in line.waiting if _lane(place[0]) not in busy]
+        ready = [
+            (index, place)
+            for place, (index, _) in line.waiting.items()
+            if _lane(place[0]) not in busy
+        ]
         if not ready:
             return None
         bulk, subject = place = _first(ready)

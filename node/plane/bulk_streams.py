@@ -447,7 +447,7 @@ class BulkStreams:
             await trio.sleep(after_s)
         if push.bulk is Bulk.WORK and not await self._may_open(push):
             return
-        self._queue.offer(push, round_index=self._owner.core.machine.view.index)
+        self._queue.offer(push, round_index=bulk.round_to_serve(self._owner.core, push))
         async with trio.open_nursery() as nursery:
             await self._go_on(push.to, nursery)
 
@@ -523,9 +523,10 @@ class BulkStreams:
             self._log.emit("phase", round=round_index, phase="pushing", attempt=0)
         is_measured = push.bulk in (Bulk.PART, Bulk.RESULT)
         num_bytes: int | None = None
+        began_s = trio.current_time()
         self._serving.num_of_round += push.bulk not in bulk.IS_SERVED
         if is_measured:
-            self.uplink.began(trio.current_time())
+            self.uplink.began(began_s)
         try:
             num_bytes = await self._send_items(push, header, cells, is_sent)
         except (NetworkError, StateError, trio.TooSlowError) as error:
@@ -540,6 +541,8 @@ class BulkStreams:
         else:
             if is_part:
                 self._tell_parts(push.to, round_index, count, "out")
+                took_s = trio.current_time() - began_s
+                await self._owner.tell(ev.BytesGiven(push.to, push.bulk, push.subject, took_s))
         finally:
             if is_measured:
                 self.uplink.ended(num_bytes, trio.current_time())

@@ -198,7 +198,9 @@ class Gathered:
     def expect_state(self, certificate: SealCertificate) -> Mapping[bytes, Collection[int]]:
         """Gather the state of this seal. What of it is here already, by subject."""
         root, subject = certificate.value.root, certificate.value.digest
-        is_same = self.certificate is not None and self.certificate.value.root == root
+        # Where the steps to it were gathered, none of its cells has a place yet.
+        gathered = self.certificate if self._stepped is None else None
+        is_same = gathered is not None and gathered.value.root == root
         self._steps, self._stepped = [], None
         if not is_same:
             self._begin(certificate)

@@ -1,10 +1,11 @@
 """What a node chooses for itself of its next round, and what people are told of it: how many steps,
 in how many bits what they come to is encoded, and where the time of the last one went.
 
-Machines are not equally fast, and a round is over for all at once. So each takes as many of its H
-steps as fit its speed: H if it is the fastest, else its share of that (`Fit`), for weights are
-tokens. How fast others are is what their COMMITs show: steps over time. H steps for all have only
-runs with audits, those that ask for it, and methods that need them (`has_equal_steps`).
+Machines are not equally fast, nor are lines, and a round is over for all at once. So each takes as
+many of its H steps as fit its speed and its line: H if it is the fastest, else so many that its
+parts are with the others as soon as those of the fastest (`Fit`), for weights are tokens. How fast
+others are is what their COMMITs show, steps over time, and when their parts come. H steps for all
+have only runs with audits, those that ask for it, and methods that need them (`has_equal_steps`).
 
 In presets whose peers choose for themselves (`auto`, `a_edit`) the length of a round is chosen too,
 by a pure decision over what was measured. A round that the trainer got at 0 hands its contribution
@@ -42,7 +43,7 @@ from node.status.records import PhaseTimes
 from protocol.events import Working
 from protocol.frames import Phase
 from protocol.manifest import RunManifest
-from protocol.rounds.patience import WholeRound
+from protocol.rounds.patience import LATE_SHARE, WholeRound
 from training.channel.exchange import Contribution, TrainerTimes
 from training.compression import Codec, make_codec, with_grades
 from training.methods.method import has_equal_steps
@@ -191,8 +192,9 @@ class MeasuredRound:
 
 @dataclass(slots=True)
 class Fit:
-    """Which share of a round's steps fits a node, by how long whole rounds take it and the fastest
-    whose word is enough (`protocol.rounds.patience.WholeRounds`)."""
+    """Which share of a round's steps fits a node, by how long whole rounds and their parts take it
+    and the fastest whose word is enough (`WholeRounds`, `parts_s` in `protocol.rounds.patience`).
+    """
 
     is_equal: bool = False
     """Whether all take all steps, whatever fits: then what they take is only told."""
@@ -200,6 +202,9 @@ class Fit:
     """Whether the trainer steps on while its contribution is in flight (R5)."""
     _own_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
     _rounds: deque[WholeRound] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    _sends_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
+    """How long the own parts were on the line, and those of the fastest."""
+    _sent_fastest_s: deque[float] = field(default_factory=lambda: deque(maxlen=ROUNDS_LOOKED_AT))
 
     def trained(self, steps: int, took_s: float, steps_max: int) -> None:
         """The own trainer handed so many steps in, so long after it was given the lease."""
@@ -225,6 +230,36 @@ class Fit:
         own_s = [one.own_s for one in self._rounds if one.own_s is not None]
         return statistics.median(own_s) if own_s else None
 
+    def exchanged(self, own_s: float, fastest_s: float) -> None:
+        """So long the own parts were on the line, and those of the fastest."""
+        self._sends_s.append(own_s)
+        self._sent_fastest_s.append(fastest_s)
+
+    @property
+    def sends_s(self) -> float:
+        """How long the own line takes for the parts of a round: the best of the last, and 0 after
+        one alone, for parts also wait where the taker is a round behind."""
+        return min(self._sends_s) if len(self._sends_s) > 1 else 0.0
+
+    @property
+    def there_s(self) -> float:
+        """When in a round the parts of the fastest are there; infinite until that is known."""
+        fastest_s = self.fastest_s
+        if fastest_s is None:
+            return math.inf
+        return fastest_s + statistics.median(self._sent_fastest_s or (0.0,))
+
+    @property
+    def too_slow(self) -> str:
+        """Why no number of steps is small enough, for people; empty if one is."""
+        if self.sends_s <= (1.0 + LATE_SHARE) * self.there_s:
+            return ""
+        return (
+            f"the line of this node takes {self.sends_s:.0f} s for what it sends in a round, and "
+            f"the others are done in {self.there_s:.0f} s: fewer steps do not help; it is rarely "
+            "listed; a codec of fewer bits or more steps a round would help"
+        )
+
     def steps(self, steps_max: int) -> int:
         """Of the next round; all until enough is known."""
         fastest_s = self.fastest_s
@@ -239,9 +274,14 @@ class Fit:
         # The best of the own rounds: the fastest of several has a good round each time, and whoever
         # measured its usual ones by that would give steps up for nothing.
         own_s = min(self._own_s)
-        if own_s <= ALIKE * fastest_s:
+        if own_s + self.sends_s <= ALIKE * self.there_s:
             return steps_max
-        return max(1, round(steps_max * fastest_s / own_s))
+        fitting_s = own_s if own_s <= ALIKE * fastest_s else fastest_s
+        spare_s = self.there_s - self.sends_s
+        if spare_s > 0.0:  # Else no number of steps is small enough, and fewer are for nothing.
+            # Others need its parts, not its COMMIT: it sends while the fastest still train.
+            fitting_s = min(fitting_s, spare_s)
+        return max(1, round(steps_max * fitting_s / own_s))
 
 
 @dataclass(slots=True)
@@ -316,7 +356,9 @@ class Pace:
         exchange_s = statistics.median(self._exchanges_s or waited_s)
         total_s = sum(one.round_s for one in last)
         computing = sum(one.training_s for one in last) / max(1e-9, total_s)
-        steps, why = fitting, "the manifest's" if fitting == most else "as many as fit its speed"
+        steps, why = fitting, "the manifest's"
+        if fitting < most:
+            why = "as many as fit its speed and its line"
         if self.is_chosen:
             steps, why = self._paced(step_s, _Costs(round_s, exchange_s, beside_s))
         return StepsChoice(
@@ -532,6 +574,8 @@ class Choosing:
         self._flight = TrainerWatch()
         self.headway = Headway()
         self._grading = Grading(0, "")
+        self._is_too_slow = False
+        """Whether it was said that the line is."""
 
     @property
     def grade(self) -> int:
@@ -565,6 +609,19 @@ class Choosing:
         """How long a whole round takes others; None where the last round did not show it."""
         if whole is not None and self._pace.fit is not None:
             self._pace.fit.saw(whole)
+
+    def sent(self, took_s: tuple[float, float] | None) -> None:
+        """How long the own parts took in the last round, and those of the fastest; None where it
+        did not show."""
+        fit = self._pace.fit
+        if took_s is None or fit is None or fit.is_overlapped:
+            return
+        fit.exchanged(*took_s)
+        if fit.too_slow and not self._is_too_slow:
+            logger.warning("%s", fit.too_slow)
+        if fit.too_slow or self._is_too_slow:
+            self._log.emit("warning", key="line", text=fit.too_slow)
+        self._is_too_slow = bool(fit.too_slow)
 
     def landed(self, now_s: float, *, last_s: float | None) -> None:
         """The outcome of the oldest contribution is here; see `Pace.landed`."""

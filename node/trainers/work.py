@@ -36,7 +36,7 @@ from protocol.leases import Lease, part_of_lease
 from protocol.manifest import RunManifest
 from protocol.rounds.admission import claim_breach
 from protocol.rounds.fates import Fates
-from protocol.rounds.patience import WholeRounds
+from protocol.rounds.patience import WholeRounds, parts_s
 from protocol.segments import ALONE
 from training.channel.exchange import Contribution, Outcome, RunClock, Turn
 from training.channel.frames import Audit, Audited, Progress, Ready, Reopen, Start, Validation
@@ -552,6 +552,7 @@ class TrainerWork:
         self._choosing.landed(trio.current_time(), last_s=self._last_commit_s)
         if (sealed := self._parts.core.machine.previous) is not None:
             self._choosing.saw(self._lengths.see(sealed))
+            self._choosing.sent(parts_s(sealed, trio.current_time()))
         # Rounds since may be about others; behind a resync all may have changed.
         others = self._changed_since_told(wanted, is_all=is_resync)
         others.pop(fragment, None)

@@ -419,7 +419,9 @@ class NodeCore:
                     for view in self.machine.standing.under_way:
                         view.note_movement(subject, peer, now_s)
             case ev.BytesGiven(peer=peer, bulk=bulk, subject=subject):
-                if self._is_sealed(bulk, subject):
+                if bulk is Bulk.PART:
+                    self.machine.gave_parts(peer, subject, event.seconds)
+                elif self._is_sealed(bulk, subject):
                     self._gives(peer, now_s)
             case ev.SeatProven(basis=basis, proof=proof, work=work):
                 yield from self._expand(self.machine.take_seat(basis, proof, work), now_s)
@@ -476,7 +478,8 @@ class NodeCore:
         catchup = self.catchup
         base = machine.standing.base
         if self._newest > base.index or not catchup.is_at_rest:
-            moved_s = base.times.progress_s
+            # Bytes, not whole cells: those that came twice, and one that takes long, move as well.
+            moved_s = max(base.times.progress_s, *base.cells.moved_s.values(), 0.0)
             actions += catchup.consider(
                 base.seals.head,
                 self._rounds,

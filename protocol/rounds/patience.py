@@ -14,9 +14,11 @@ more of that time is over. Pure.
 
 import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from statistics import median_high
 
 from protocol import limits
 from protocol.events import Working
@@ -84,6 +86,8 @@ class _Course:
     grown_s: float
     stall_s: float
     until_s: float
+    commits: int
+    """How many COMMITs of the round were here when it last said when it ends."""
 
     @property
     def stops_s(self) -> float:
@@ -111,18 +115,23 @@ class Patience:
 
     # Progress -----------------------------------------------------------------------------------
 
-    def told(self, peer: PeerId, said: Progress, now_s: float) -> None:
-        """A member says how far it is with a round under way. What goes back is not heard."""
+    def told(self, peer: PeerId, said: Progress, now_s: float, *, commits: int = 0) -> None:
+        """A member says how far it is with a round under way, of which so many COMMITs are here.
+        What goes back is not heard."""
         course = self._courses.get((peer, said.round))
         if course is None or said.phase > course.said.phase:
-            fresh = _Course(said, now_s, self._stall_s(said), self._until_s(said, now_s))
+            until_s = self._until_s(said, now_s)
+            fresh = _Course(said, now_s, self._stall_s(said), until_s, commits)
             limits.keep_newest(self._courses, (peer, said.round), fresh, KEPT_MAX)
             return
         if said.phase < course.said.phase or said.done <= course.said.done:
             return
         course.stall_s = max(course.stall_s, STALL_UNITS * (now_s - course.grown_s))
-        if course.until_s == math.inf:
-            course.until_s = self._until_s(said, now_s)
+        # With each COMMIT there is more to fetch than when the end was announced.
+        has_more = said.total > course.said.total and commits > course.commits
+        until_s = self._until_s(said, now_s)
+        if course.until_s == math.inf or (has_more and until_s > course.until_s):
+            course.until_s, course.commits = until_s, commits
             course.stall_s = max(course.stall_s, self._stall_s(said))
         course.said, course.grown_s = said, now_s
 
@@ -148,7 +157,7 @@ class Patience:
         gathered = self._gathered(view, now_s) or self._fetched(view, now_s)
         said = tuple(one for one in (told, gathered) if one is not None)
         for one in said:
-            self.told(view.me, one, now_s)
+            self.told(view.me, one, now_s, commits=len(view.ballots.commits))
         return said
 
     def _gathered(self, view: RoundView, now_s: float) -> Progress | None:
@@ -215,16 +224,18 @@ class Patience:
             return
         stage, late = self._late(view, now_s, deadline_s / 2)
         moving = {peer: movement for peer, movement in late.items() if movement is not None}
-        # A node that takes the results of a round in which it has no part has not seen how long
-        # that round took.
-        is_counted = few > 0 and (stage < Stage.RESULTS or bool(view.own.commit))
-        if is_counted and len(moving) <= few:
+        if len(moving) > few:
+            waits.done_s.pop(stage, None)  # Nothing had moved for a deadline; now it goes on.
+        else:
             until_s = max(view.times.opened_s, waits.moved_s) + deadline_s
             if len(late) <= few:
                 waits.done_s.setdefault(stage, _last_came_s(view, stage, now_s))
             elif now_s >= until_s:
                 waits.done_s.setdefault(stage, now_s)
-        ends_s = self._charge(view, late, stage, now_s=now_s, most_s=deadline_s)
+        # What is sealed comes as fast as the line of who takes it, and keeps nobody else waiting.
+        is_taken = not view.is_member or view.ballots.sealed(view.seals.before) is not None
+        most_s = 0.0 if is_taken else deadline_s
+        ends_s = self._charge(view, late, stage, now_s=now_s, most_s=most_s)
         is_held = len(moving) > few or any(now_s < ends_s[peer] for peer in moving)
         held_for = frozenset((peer, peer in view.ballots.commits) for peer in moving if is_held)
         lateness = {(peer, peer in view.ballots.commits) for peer in late}
@@ -369,6 +380,45 @@ def _progress(view: RoundView, phase: Phase, done: int, total: int, end_s: float
     )
 
 
+def parts_s(view: RoundView, now_s: float) -> tuple[float, float] | None:
+    """How long the line took for the own parts to all but a few of those who gather them, and how
+    long the lines of half the others would take for as many; None where there are none. What is on
+    its way took until now at least, but behind a round that lists them.
+
+    Of two each waits for the other, and neither does less for its line. Fewer than half may lie.
+    """
+    arrivals, gathering, me = view.arrivals, view.gathering(), view.me
+    num_cells, here = Counter[PeerId](), Counter[PeerId]()
+    for piece in view.slices:
+        place = ("part", view.own.commit, piece.first)
+        for peer in view.members:
+            if (*place, peer) in view.cells.requested:
+                num_cells[peer] += piece.stop - piece.first
+    for piece in gathering.first_kept:
+        for peer in view.members:
+            here[peer] += (piece.stop - piece.first) * gathering.holds(piece, peer)
+    came_s = [
+        max(0.0, arrivals.parts_s[digest] - arrivals.commit_s[peer]) / here[peer]
+        for peer, digest, _ in view.commits()
+        if peer != me
+        and digest in arrivals.parts_s
+        and here[peer]
+        # What was there before this node was in the round came in no time.
+        and arrivals.commit_s.get(peer, 0.0) > view.times.started_s
+    ]
+    if not (view.roles.few and num_cells and came_s) or me not in arrivals.commit_s:
+        return None
+    unsent_s = max(0.0, now_s - arrivals.commit_s[me])
+    took_s = {peer: arrivals.sent_s.get(peer, unsent_s) for peer in num_cells}
+    sealed = view.ballots.sealed(view.seals.before)
+    listed = view.ballots.list_of(sealed[0].list_digest) if sealed else None
+    if listed is not None and view.own.commit in listed.commits and arrivals.sent_s:
+        took_s = dict(arrivals.sent_s)  # Who is past the round needs no parts any more.
+    cell_s = median_high(took_s[peer] / max(1, num_cells[peer]) for peer in took_s)
+    own_s = sorted(took_s.values())[max(0, len(took_s) - 1 - view.roles.few)]
+    return own_s, own_s * min(1.0, median_high(came_s) / max(1e-9, cell_s))
+
+
 @dataclass(frozen=True, slots=True)
 class WholeRound:
     """How long all steps of a round take the fastest and the slowest of the members, up to their
@@ -410,6 +460,8 @@ class WholeRounds:
             if view.is_overlapped and before_s.get(peer, came_s) < came_s:
                 # A round is under way before whoever is slow has handed the one before in.
                 began_s = max(began_s, before_s[peer])
+            if came_s <= began_s:
+                continue  # What was there before this node was in the round says nothing.
             took_s[peer] = (came_s - began_s) * self._inner_steps / commit[1].steps
         peers = view.roles.electorate if view.config.trust == "open" else view.members
         ranked_s = sorted(took_s[peer] for peer in peers if peer in took_s)

@@ -208,11 +208,19 @@ class RoundMachine:
         under_way = self.standing.under_way
         if not any(peer in view.member_set for view in under_way):
             return
+        commits = {view.index: len(view.ballots.commits) for view in under_way}
         last = under_way[-1].index
         first = last - self.config.clock.lag - ROUNDS_BEHIND_MAX
         for said in progress:
             if said.shard == self.head.shard and first < said.round <= last:
-                self.patience.told(peer, said, now_s)
+                num_commits = commits.get(said.round, 0)
+                self.patience.told(peer, said, now_s, commits=num_commits)
+
+    def gave_parts(self, peer: PeerId, commit: bytes, took_s: float) -> None:
+        """A peer has own parts, for which the line took so long."""
+        for view in self.views:
+            if commit == view.own.commit and peer in view.member_set:
+                view.arrivals.sent_s[peer] = view.arrivals.sent_s.get(peer, 0.0) + took_s
 
     def meets(self, *, is_behind: bool, is_meeting: bool) -> None:
         """Whether somebody in reach has a later final seal, or a branch that is not known yet."""

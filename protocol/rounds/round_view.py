@@ -35,6 +35,7 @@ from protocol.rounds.reducers import (
 from protocol.rounds.reducers import slices as cut_slices
 from protocol.rounds.round_config import RoundConfig as RoundConfig
 from protocol.rounds.round_config import never
+from protocol.rounds.seating import is_newcomer
 
 RETRY_GROWTH = 1.5
 RETRY_GROWTH_STEPS_MAX = 4
@@ -107,7 +108,7 @@ class MemberRoles:
     set_back: frozenset[PeerId]
     """Who comes last among reducers and closers here, and is not waited for as such (R8)."""
     newcomers: frozenset[PeerId]
-    """Of whom no SEAL was seen yet, in open runs."""
+    """Of whom no SEAL was seen yet, in open runs; not those for whom the founder waited."""
     absentees: frozenset[PeerId]
     """In open runs: whose COMMIT too few had seen, however late, by the last reports (R1)."""
     few: int
@@ -153,7 +154,8 @@ class PartArrivals:
     """When the COMMIT of each member came here."""
     parts_s: dict[bytes, float] = field(default_factory=dict)
     """When the last of the parts of each COMMIT came that were new here."""
-
+    sent_s: dict[PeerId, float] = field(default_factory=dict)
+    """How long the line took for the own parts, by who has them."""
     is_timed: bool = False
     """Whether a deadline was learned from this round."""
     awaited_commits: frozenset[bytes] = frozenset()
@@ -397,7 +399,7 @@ class RoundView:
             electorate=electorate,
             belief=belief,
             set_back=set_back(roster),
-            newcomers=frozenset(s.peer for s in roster.seats if is_open and s.proved < 0),
+            newcomers=frozenset(s.peer for s in roster.seats if is_open and is_newcomer(s)),
             absentees=frozenset(s.peer for s in roster.seats if is_open and s.absent),
             few=few_of(len(self.members), len(electorate), config.trust),
         )

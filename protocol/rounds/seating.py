@@ -257,6 +257,11 @@ ERA_ROUNDS = 16
 """In so many rounds at most a quarter of those who count come to count, and at least one (R1)."""
 
 
+def is_newcomer(seat: SeatRecord) -> bool:
+    """Whether no SEAL of it was seen yet, and the founder did not wait for it (R3)."""
+    return seat.proved < 0 and seat.seated > FOUNDING_ROUND
+
+
 def parts(seat: SeatRecord, law: AdmissionSpec) -> int:
     """What a token of that seat weighs, in parts of `law.ramp`; 1 in a run without a ramp."""
     if not law.ramp:

@@ -259,7 +259,7 @@ class Transfers:
                 # Streams end with the connection that carries them, and what waited was told so.
                 self._end(due)
                 self._queue.forget(to)
-        self._queue.offer(push, round_index=self._node.core.machine.view.index)
+        self._queue.offer(push, round_index=bulk.round_to_serve(self._node.core, push))
         self._go_on_sending(to)
 
     def _go_on_sending(self, to: PeerId) -> None:
@@ -287,7 +287,7 @@ class Transfers:
                 header, items = _as_on_the_wire(header, items)
             self._under_way.append((due, wire))
             end_s = self._send(wire, header, items, self._pause_s(header, items))
-            self._world.push(end_s, node, self._sent, due)
+            self._world.push(end_s, node, self._sent, due, self._world.now_s)
 
     def _found(self, due: ev.Push) -> tuple[list[Item] | None, int | None]:
         """What is here of it, and of which round it is; None where joiners ask in vain."""
@@ -322,10 +322,13 @@ class Transfers:
             size, took_s=0.0, is_round_moving=False, now_s=self._world.now_s
         )
 
-    def _sent(self, due: ev.Push) -> None:
+    def _sent(self, due: ev.Push, began_s: float) -> None:
         """The taker has all of it, or it is given up."""
         if any(due is other for other, _ in self._under_way):
             self._end(due)
+            if due.bulk is Bulk.PART:
+                took_s = (self._world.now_s - began_s) * self._node.clock.rate
+                self._node.tell(ev.BytesGiven(due.to, due.bulk, due.subject, took_s))
             self._go_on_sending(due.to)
 
     def _end(self, due: ev.Push) -> None:
@@ -423,10 +426,11 @@ class Transfers:
 
     def _came(self, transfer: Transfer, had: int) -> ev.BytesArrived:
         """That bytes came; and what the line took for them, where more came than one piece."""
-        since_s, transfer.timed_s = transfer.timed_s, self._world.now_s
-        items, header = transfer.items, transfer.header
+        since_s, items, header = transfer.timed_s, transfer.items, transfer.header
         is_timed = len(items) > 1 or len(items[0].payload) > limits.PIECE_BYTES_MIN
         num_bytes = sum(len(item.payload) for item in items[had : transfer.num_here])
+        if num_bytes:  # The time of a cell that is on its way counts with it.
+            transfer.timed_s = self._world.now_s
         return ev.BytesArrived(
             transfer.wire.direction.source,
             header.bulk in bulk.IS_SERVED,

@@ -12,7 +12,7 @@ from protocol.grid import EMPTY_ROOT
 from protocol.identity import short_id
 from protocol.leases import Lease, part_of_lease
 from protocol.rounds.fates import Fates
-from protocol.rounds.patience import WholeRound, WholeRounds
+from protocol.rounds.patience import WholeRound, WholeRounds, parts_s
 from protocol.segments import STATE, WorkKind
 from sim.world.nodes import Around, SimNode
 from sim.world.trainer import Flight, Vector
@@ -121,9 +121,13 @@ class SimWork:
         if self._fit is None or not lease:
             return lease
         whole = None if sealed is None else self._lengths.see(sealed)
+        rate = self._node.clock.rate
         if whole is not None:
-            rate = self._node.clock.rate
             self._fit.saw(WholeRound(whole.fastest_s / rate, whole.slowest_s / rate))
+        now_s = self._node.clock.own_s(self._world.now_s)
+        took_s = None if sealed is None else parts_s(sealed, now_s)
+        if took_s is not None:
+            self._fit.exchanged(*(seconds / rate for seconds in took_s))
         self._steps = self._fit.steps(inner.inner_steps)
         if self._steps == inner.inner_steps:
             return lease

@@ -182,3 +182,16 @@ def test_rest_of_a_transfer_is_a_window_and_never_any_while_it_gives_way():
     pace.took(WINDOW_BYTES_START, 0.1)
     assert Meter(pace).is_rest(2 * WINDOW_BYTES_START)
     assert not Meter(pace, gives_way=lambda: True).is_rest(1)
+
+
+def test_result_of_an_earlier_round_goes_before_the_parts_of_a_later_one():
+    """Whoever is a round behind needs it first: with parts before it, the result never came where
+    a round's parts took the line as long as a round."""
+    queue, sent = PushQueue(), []
+    queue.offer(part(2), round_index=3)
+    queue.offer(result(1), round_index=2)
+    queue.offer(part(1, subject=Y), round_index=2)
+    while due := queue.begin(A):
+        sent.append(due)
+        queue.done(due)
+    assert sent == [part(1, subject=Y), result(1), part(2)]

@@ -239,7 +239,8 @@ async def test_giver_hears_of_what_is_read_while_one_cell_takes_longer_than_take
     took_s = 2 * STILL_S
     async with slow_line(len(items[0].payload) / took_s, target) as line:
         await source.streams(line).push(ev.Push(line.far.peer_id, Bulk.PART, header.subject, (0,)))
-    told = [event for event in source.told if isinstance(event, ev.BytesGiven)]
+    *told, last = [event for event in source.told if isinstance(event, ev.BytesGiven)]
+    assert last.seconds == pytest.approx(took_s, rel=0.1), "parts are told of once they are there"
     assert set(told) == {ev.BytesGiven(line.far.peer_id, Bulk.PART, header.subject)}
     assert took_s / STILL_S < len(told) <= took_s / bulk_streams.GIVEN_EVERY_S
 

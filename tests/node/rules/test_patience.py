@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from protocol.events import Working
+from protocol.events import Push, Working
 from protocol.frames import Phase, Progress
-from protocol.messages import Kind
+from protocol.identity import PeerId
+from protocol.messages import Kind, List, Seal
 from protocol.rounds.agreement import statements
 from protocol.rounds.ballots import BallotEntry
 from protocol.rounds.lapses import LearnedDeadline
@@ -20,9 +21,12 @@ from protocol.rounds.patience import (
     Patience,
     WholeRound,
     WholeRounds,
+    parts_s,
 )
 from protocol.rounds.proposal import awaited_haves
 from protocol.rounds.reducers import pack_senders
+from protocol.rounds.round_view import RoundView
+from protocol.rounds.supply import push_parts
 from tests.node.builders import CONFIG, Voice, head_of, peers_named, view_of
 
 BEAT_S, FLOOR_S = 0.5, 1.0
@@ -323,17 +327,6 @@ def test_results_of_all_that_take_long_are_charged_to_nobody():
     assert not scene.patience._spent
 
 
-def test_who_takes_results_of_a_round_without_it_charges_nobody():
-    """Else a joiner has spent its patience with whoever gives it the state by the time it is in."""
-    for members in (2, 3):
-        scene = Results(members, late=1)
-        scene.view.own.commit = b""
-        assert not scene.look(10.0 + 2 * FLOOR_S), "nothing came for long"
-        for second in range(1000):
-            assert scene.moves(20.0 + second)
-        assert not scene.patience._spent
-
-
 def test_results_of_a_few_that_take_long_are_charged():
     scene, now_s = Results(members=3, late=1), 10.0
     while scene.moves(now_s):
@@ -342,3 +335,120 @@ def test_results_of_a_few_that_take_long_are_charged():
     assert now_s == pytest.approx(10.0 * (1 + LATE_SHARE) + CAP_ROUNDS * 10.0, abs=0.6)
     assert scene.patience._over == set(scene.late)
     assert not scene.view.waits.given_up, "without its result there is no seal"
+
+
+def test_waiting_is_charged_to_nobody_once_more_than_a_few_move_again():
+    """Nothing moved for a deadline, because all were between two phases: that ended no round."""
+    scene = Scene(late=2)
+    scene.look(10.0)
+    scene.look(12.0)
+    assert scene.view.waits.done_s
+    for step in range(200):
+        assert scene.beat(12.5 + step, done=step, total=10_000)
+    assert not scene.patience._spent
+
+
+def test_result_of_a_sealed_round_is_waited_for_at_nobodys_cost():
+    """The looser wording: whoever gives a result slowly is charged, though the line of the taker
+    is slow, who is behind all others. A founder on such a line was given up by its joiners."""
+    for is_over in (False, True):
+        scene, now_s = Scene(at_s=12.0), 12.0
+        head = scene.view.seals.head
+        for peer in scene.peers if is_over else ():
+            heard = Voice(peer, head).seal(replace(head, round=ROUND))
+            scene.view.ballots.add(BallotEntry(heard.message, heard.body))
+        for step in range(80):
+            scene.beat(now_s, done=step, total=10_000)
+            now_s += 1.0
+        assert bool(scene.patience._spent) == (not is_over)
+
+
+def test_end_is_put_off_once_with_each_commit_that_there_is_more_to_fetch_of():
+    scene = Scene(members=2)
+    (peer,) = scene.late
+    patience, view = scene.patience, scene.view
+    patience.told(peer, said(1, total=100, end_s=10, phase=Phase.FETCH), 0.0, commits=1)
+    first_s = patience._courses[peer, ROUND].until_s
+    patience.told(peer, said(2, total=200, end_s=20, phase=Phase.FETCH), 9.0, commits=1)
+    assert patience._courses[peer, ROUND].until_s == first_s, "no COMMIT came"
+    patience.told(peer, said(3, total=300, end_s=20, phase=Phase.FETCH), 10.0, commits=2)
+    then_s = patience._courses[peer, ROUND].until_s
+    assert then_s == pytest.approx(10.0 + END_SLACK * 20 + STALL_S)
+    patience.told(peer, said(4, total=400, end_s=20, phase=Phase.FETCH), 30.0, commits=2)
+    assert patience._courses[peer, ROUND].until_s == then_s
+    assert view.index == ROUND
+
+
+def sent_parts(members: int) -> tuple[RoundView, list[PeerId]]:
+    """A round to which all committed after a minute, whose parts came in three seconds, and in
+    which the own ones are on their way; and to whom."""
+    scene = Scene(members=members, late=0, at_s=60.0)
+    view = scene.view
+    view.own.commit = scene.commits[scene.me].message.digest
+    view.arrivals.commit_s = dict.fromkeys(scene.peers, 60.0)
+    heard = [scene.commits[peer] for peer in scene.peers if peer != scene.me]
+    view.arrivals.parts_s = {commit.message.digest: 63.0 for commit in heard}
+    assert parts_s(view, 100.0) is None, "nothing was sent"
+    takers = {push.to for push in push_parts(view) if isinstance(push, Push)}
+    return view, sorted(takers)
+
+
+def test_time_of_the_own_parts_is_that_of_all_but_a_few_takers_and_beside_it_that_of_other_lines():
+    view, takers = sent_parts(3)
+    assert len(takers) == 2
+    assert parts_s(view, 105.0) == (45.0, 3.0), "it is not over yet"
+    view.arrivals.sent_s = {takers[0]: 7.0, takers[1]: 500.0}
+    own_s, others_s = parts_s(view, 1000.0) or (0.0, 0.0)
+    assert own_s == 7.0, "a few may take as long as they like"
+    assert others_s < 3.1
+
+
+def test_who_is_past_the_round_shows_nothing_of_the_line_of_who_was_listed():
+    view, takers = sent_parts(3)
+    view.arrivals.sent_s = {takers[0]: 7.0}
+    before = parts_s(view, 1000.0)
+    assert before is not None
+    assert before[1] < 3.0, "as if its line had taken until now"
+    heard = [Voice(peer, view.seals.head) for peer in view.members]
+    everybody = [voice.commit() for voice in heard]
+    proposal = heard[0].propose(everybody)
+    view.ballots.add(BallotEntry(proposal.message, proposal.body))
+    assert isinstance(proposal.body, List)
+    digest = view.ballots.list_digest(proposal.body)
+    for voice in heard:
+        seal = voice.seal(replace(view.seals.head, round=ROUND, commits=proposal.body.commits))
+        assert isinstance(seal.body, Seal)
+        body = replace(seal.body, list_digest=digest)
+        again = voice.say(Kind.SEAL, body, subject=view.seals.head.digest)
+        view.ballots.add(BallotEntry(again.message, again.body))
+    assert parts_s(view, 1000.0) == (7.0, 3.0)
+
+
+def test_commit_and_parts_that_were_there_before_the_round_say_nothing_of_times():
+    view, _ = sent_parts(3)
+    view.times.started_s = 60.0
+    assert parts_s(view, 100.0) is None
+    assert WholeRounds(10).see(view) is None
+
+
+def test_of_two_neither_does_less_for_its_line():
+    view, takers = sent_parts(2)
+    view.arrivals.sent_s = dict.fromkeys(takers, 40.0)
+    assert parts_s(view, 100.0) is None
+
+
+@pytest.mark.parametrize(("seated", "is_awaited"), [(1, True), (2, False)])
+def test_open_run_waits_for_those_whom_its_founder_waited_for_before_they_commit(
+    seated, is_awaited
+):
+    """The looser wording, that a newcomer is waited for: anybody can prove a seat for a key that
+    does nothing. The tighter one, that nobody new is: founded on slow lines it listed nobody."""
+    peers = peers_named(5)
+    head = head_of(peers[:4], peers[4:])
+    seats = [
+        replace(seat, seated=seated, proved=-1) if seat.peer == peers[4] else seat
+        for seat in head.value.roster.seats
+    ]
+    value = replace(head.value, roster=replace(head.value.roster, seats=tuple(seats)))
+    view = view_of(peers[0], replace(head, value=value), trust="open")
+    assert (peers[4] in view.awaited) == is_awaited

@@ -320,3 +320,14 @@ def test_fetched_cells_lie_in_the_vectors_of_the_state_and_nowhere_else(
     found = (state.anchor_N, *state.slots.values())
     assert all(one_N is vector_N for one_N, vector_N in zip(found, made, strict=True))
     assert state.anchor_N.tobytes() == source.state.anchor_N.tobytes()
+
+
+def test_state_is_gathered_whole_where_the_steps_to_it_were_gathered_before():
+    run = Run(2)
+    joiner = run.joiner()
+    joiner.gathered.expect_steps(run.seals)
+    last, source = run.seals[-1], run.store
+    held(joiner, last)
+    taken(joiner, source, last, [*range(source.num_state_cells)])
+    assert is_whole(joiner)
+    assert joiner.gathered.state().root == last.value.root

@@ -490,3 +490,52 @@ def test_choice_tells_what_whole_rounds_take_here_and_elsewhere(is_equal):
     names = ("equal_steps", "whole_s", "fastest_s", "slowest_s")
     assert [told[1][name] for name in names] == [is_equal, 122.0, 60.0, 130.0]
     assert (told[1]["steps"] == steps) == is_equal
+
+
+def fitted_to_its_line(sends_s: float, *, rounds: int = 4) -> tuple[list[int], Fit]:
+    """Steps of a node that trains as fast as the others, whose parts take three seconds."""
+    fit, steps, found = Fit(), 50, []
+    for _ in range(rounds):
+        fit.trained(steps, 60.0 * steps / 50, 50)
+        fit.saw(WholeRound(60.0, 60.0))
+        fit.exchanged(sends_s, 3.0)
+        steps = fit.steps(50)
+        found.append(steps)
+    return found, fit
+
+
+@pytest.mark.parametrize(("sends_s", "steps"), [(3.0, 50), (9.0, 50), (30.0, 28), (62.0, 1)])
+def test_each_takes_so_many_steps_that_its_parts_come_with_those_of_the_fastest(sends_s, steps):
+    found, fit = fitted_to_its_line(sends_s)
+    assert found == [50, steps, steps, steps], "one measurement of the line is not trusted"
+    assert not fit.too_slow
+
+
+def test_one_transfer_that_waited_takes_no_steps():
+    fit = Fit()
+    for sends_s in (300.0, 3.0, 300.0):
+        fit.trained(50, 60.0, 50)
+        fit.saw(WholeRound(60.0, 60.0))
+        fit.exchanged(sends_s, 3.0)
+        assert fit.steps(50) == 50
+
+
+def test_line_that_no_number_of_steps_fits_is_said_with_what_would_help():
+    found, fit = fitted_to_its_line(90.0)
+    assert found == [50, 50, 50, 50], "fewer would be for nothing"
+    assert "takes 90 s" in fit.too_slow
+    assert "done in 63 s" in fit.too_slow
+    assert "codec" in fit.too_slow
+
+
+def test_line_that_is_too_slow_is_warned_of_and_taken_back():
+    told = []
+    sink = SimpleNamespace(emit=lambda event, **fields: told.append((event, fields)))
+    choosing = Choosing(MANIFEST, 1, EventLog(None, 0.0, (sink,)), lambda: None)
+    for sends_s in (90.0, 90.0, 90.0, 3.0):
+        choosing.saw(WholeRound(60.0, 60.0))
+        choosing.sent((sends_s, 3.0))
+    warned = [fields["text"] for event, fields in told if event == "warning"]
+    assert len(warned) == 3
+    assert warned[0] == warned[1] != ""
+    assert warned[2] == ""

@@ -6,9 +6,10 @@ from dataclasses import replace
 import pytest
 
 from node.holdings.states import round_config
-from node.reporting.tracing import Adopted, Record
+from node.reporting.tracing import Adopted, Record, Signed
 from protocol.events import Working
 from protocol.frames import Phase
+from protocol.messages import Kind
 from protocol.rounds.patience import CAP_ROUNDS, UNIT_LEAST
 from sim.world.links import Direction, Link
 from sim.world.nodes import Device
@@ -123,3 +124,91 @@ def test_dawdler_costs_what_a_few_may_cost_and_then_a_third_of_a_round(trust, cl
     assert max(dawdled_s) > 3 * calm_s, "it was waited for"
     assert sum(dawdled_s) < 5 * calm_s + 2 * CAP_ROUNDS * UNIT_LEAST * 3.0
     assert max(took_s[DAWDLED_FIVE - 1 :]) < 1.5 * calm_s
+
+
+# From the founding on ----------------------------------------------------------------------------
+
+FOUNDED_CELLS, FOUNDED_BYTES = 192, 589_524
+"""Of a contribution 384 KiB; parts and results of a round over the three ways, among friends."""
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("exchange_s", [90.0, 350.0])
+def test_open_run_founded_on_slow_lines_lists_everybody_from_its_second_round_on(
+    exchange_s, number
+):
+    peers, rounds = peers_named(4), 8
+    manifest = toy_manifest(peers[0], rounds=rounds, cells=FOUNDED_CELLS)
+    timing = replace(
+        manifest.timing, deadline_floor_s=5.0, deadline_cap_s=60.0, heartbeat_s=1.0, suspect_s=8.0
+    )
+    manifest = replace(manifest, trust="open", timing=timing)
+    link = Link(latency_s=(0.02, 0.021), bytes_per_s=FOUNDED_BYTES / exchange_s / 3)
+    settings = WorldSettings(linger_s=60.0, fits_steps=True)
+    world = World(manifest, seed=number, link=link, settings=settings)
+    for peer in peers:
+        config = replace(round_config(manifest), wait_seats=3) if peer == peers[0] else None
+        world.join(peer, device=Device(train_s=(60.0, 63.0)), config=config)
+    nodes = world.nodes.values()
+    world.run(lambda: all(node.round == rounds for node in nodes), 40.0 * exchange_s)
+    chain = world.nodes[peers[0]].core.chain
+    assert [len(link.value.commits) for link in chain[1:]] == [1, *[4] * (rounds - 1)]
+    assert [len(link.value.roster.voters) for link in chain[3:]] == [4] * (rounds - 2)
+    assert world.faults == []
+
+
+# One line that is much slower than the others ----------------------------------------------------
+
+LONE_ROUNDS, LONE_CALM = 20, 6
+FAST_BYTES_PER_S = 16_384.0
+"""Of six a contribution of 192 KiB and the result go over five ways in three seconds."""
+
+
+def lone_world(seed: int, *, times: float, rounds: int) -> tuple[list[bool], list[float]]:
+    """Whether the third of six, whose line sends so many times more slowly, is listed in each
+    round, and how long the rounds take, from round 3 on."""
+    peers = peers_named(6)
+    slow = peers[2]
+    manifest = toy_manifest(peers[0], rounds=rounds, cells=CELLS)
+    timing = replace(
+        manifest.timing, deadline_floor_s=5.0, deadline_cap_s=60.0, heartbeat_s=1.0, suspect_s=8.0
+    )
+    manifest = replace(manifest, timing=timing)
+    link = Link(latency_s=(0.02, 0.021), bytes_per_s=FAST_BYTES_PER_S)
+    settings = WorldSettings(linger_s=60.0, fits_steps=True)
+    world = World(manifest, seed=seed, link=link, settings=settings)
+    for peer in peers:
+        if peer != slow:
+            world.set_link(slow, peer, replace(link, bytes_per_s=FAST_BYTES_PER_S / times))
+    ends_s: dict[int, float] = {}
+    senders = {}
+
+    def saw(record: Record) -> None:
+        if isinstance(record, Adopted):
+            ends_s.setdefault(record.certificate.value.round, record.at_s)
+        elif isinstance(record, Signed) and record.message.slot.kind is Kind.COMMIT:
+            senders[record.message.digest] = record.peer
+
+    world.tracers.append(saw)
+    for peer in peers:
+        config = replace(round_config(manifest), wait_seats=5) if peer == peers[0] else None
+        world.join(peer, device=Device(train_s=(60.0, 61.0)), config=config)
+    others = [world.nodes[peer] for peer in peers if peer != slow]
+    world.run(lambda: all(node.round == rounds for node in others), 300.0 * rounds)
+    chain = others[0].core.chain
+    listed = [slow in {senders[digest] for digest in link.value.commits} for link in chain[3:]]
+    took_s = [ends_s[number] - ends_s[number - 1] for number in range(3, rounds + 1)]
+    return listed, took_s
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("number", range(3))
+def test_one_line_ten_times_slower_is_listed_and_rounds_are_hardly_longer(number):
+    """It trains less, and so begins to send while the others still train."""
+    _, calm_s = lone_world(number, times=1.0, rounds=LONE_CALM)
+    listed, took_s = lone_world(number, times=10.0, rounds=LONE_ROUNDS)
+    usual_s = sorted(calm_s)[len(calm_s) // 2]
+    assert sum(listed) >= 0.95 * len(listed)
+    assert sum(took_s) / len(took_s) < 4 / 3 * usual_s
+    assert max(took_s[3:]) < 4 / 3 * usual_s
