@@ -62,16 +62,37 @@ def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
                 view.lapses.lapsed.add(proposal.message.sender)
             if now_s >= start_s + SECOND_CALL_AFTER * deadline_s:
                 # It was waited for, until others had spoken.
-                view.lapses.lapsed |= awaited_haves(view)
+                view.lapses.lapsed |= _owed_haves(view, now_s)
         return
     if now_s >= start_s + HAVE_LAPSES_AFTER * deadline_s:
         if is_still(view, now_s=now_s, deadline_s=deadline_s):
-            view.lapses.lapsed |= awaited_haves(view)
+            view.lapses.lapsed |= _owed_haves(view, now_s)
         if view.attempt not in view.lapses.to_list:
             view.lapses.to_list[view.attempt] = frozenset(complete_senders(view))
     is_late = now_s >= min(start_s + LIST_LAPSES_AFTER * deadline_s, list_late_s(view, deadline_s))
-    if is_late and _can_propose(view, complete_senders(view)):
-        view.lapses.lapsed.add(view.closer(view.attempt))
+    closer = view.closer(view.attempt)
+    is_owed = is_late and _can_propose(view, complete_senders(view))
+    if is_owed and not _may_wait(view, closer, now_s):
+        view.lapses.lapsed.add(closer)
+
+
+def _may_wait(view: RoundView, closer: PeerId, now_s: float) -> bool:
+    """Whether a closer may wait for a COMMIT, or for a HAVE whose sender is named for it."""
+    return bool((_may_be_awaited(view, now_s) | awaited_haves(view)) - {closer})
+
+
+def _owed_haves(view: RoundView, now_s: float) -> set[PeerId]:
+    """Whose HAVE is late, and who need not wait with it for anybody."""
+    awaited = _may_be_awaited(view, now_s)
+    return {peer for peer in awaited_haves(view) if awaited <= {peer}}
+
+
+def _may_be_awaited(view: RoundView, now_s: float) -> set[PeerId]:
+    """For whose COMMIT others may wait though nothing is heard of its work here: until enough no
+    longer do, and all have heard that."""
+    passed_over_s, relayed_s = view.waits.passed_over_s, view.config.relayed_s
+    missing = view.awaited_at_first.difference(view.ballots.commits)
+    return {peer for peer in missing if now_s < passed_over_s.get(peer, math.inf) + relayed_s}
 
 
 def _note_ready(view: RoundView, now_s: float) -> None:

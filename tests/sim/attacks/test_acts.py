@@ -244,7 +244,8 @@ def test_act_of_every_kind_in_one_short_world_costs_nobody_honest_anything(act):
         # honest closer among them was named for its LIST. Now all but a few set the time of a
         # round, which takes 1.6 calm ones at most: a late COMMIT alone names nobody.
         ("act_late_commit_1.45", 4, 5, False),
-        ("act_late_commit_1.45", 5, 3, True),
+        ("act_late_commit_1.45", 5, 3, False),
+        ("act_late_commit_1.45", 5, 1, True),
         # One alone was not told of it before its HAVE was due, and was named for denying it.
         ("act_half_commit", 7, 5, False),
         pytest.param("act_half_commit", 9, 5, False, marks=pytest.mark.slow),
