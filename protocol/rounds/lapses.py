@@ -162,8 +162,10 @@ def _withheld(view: RoundView, attempt: int) -> set[PeerId]:
     """Senders whose parts, of whatever slices, so many voters lacked at first that one of these
     voters is honest."""
     first, found = view.ballots.bodies(Kind.HAVE, Have, attempt), set[PeerId]()
-    # Nobody waits for newcomers and absentees: a HAVE may be signed before their COMMITs are known.
-    for sender in view.ballots.commits.keys() - view.roles.newcomers - view.roles.absentees:
+    # Nobody waits for newcomers and absentees: a HAVE may be signed before their COMMITs are known,
+    # or before one that came late.
+    not_in_time = view.roles.newcomers | view.roles.absentees | view.lapses.overdue
+    for sender in view.ballots.commits.keys() - not_in_time:
         lacked = _lacking(view, first, sender)
         if len(lacked & view.roles.belief.voters) >= max(1, view.roles.belief.words):
             found.add(sender)

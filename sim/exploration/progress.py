@@ -307,8 +307,9 @@ class Beats(GoodRun):
     def _wronged(self) -> str:
         """Whether anybody honest is named by somebody honest."""
         for peer in self._others:
-            ended = peer.machine.previous
-            named = set(peer.machine.view.lapses.lapsed) | (owed(ended) if ended else set())
+            view, ended = peer.machine.view, peer.machine.previous
+            named = view.lapses.lapsed | (owed(ended) if ended else set())
+            named -= {view.me}  # Of itself it tells nothing.
             if named.intersection(self._model.honest):
                 return "R8: an honest member is named for a lapse"
         return ""

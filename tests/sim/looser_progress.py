@@ -19,6 +19,7 @@ Loosened = AbstractContextManager[Any]
 
 SHIPPED_WAIT = Patience.wait
 SHIPPED_MOVEMENT = Patience.movement
+SHIPPED_WITHHELD = protocol.rounds.lapses._withheld
 
 
 def who_moves_is_waited_for_without_a_cap() -> Loosened:
@@ -78,6 +79,18 @@ def haves_are_owed_whoever_is_missing() -> Loosened:
 def lists_are_owed_whoever_is_missing() -> Loosened:
     """A closer is named for its LIST, though it may wait for a HAVE that is missing here too."""
     return mock.patch.object(protocol.rounds.lapses, "_may_wait", return_value=False)
+
+
+def late_commits_withhold() -> Loosened:
+    """Whose parts others lacked at first has kept them back, however late its COMMIT came."""
+
+    def withheld(view: RoundView, attempt: int) -> set[PeerId]:
+        overdue, view.lapses.overdue = view.lapses.overdue, set()
+        found = SHIPPED_WITHHELD(view, attempt)
+        view.lapses.overdue = overdue
+        return found
+
+    return mock.patch.object(protocol.rounds.lapses, "_withheld", withheld)
 
 
 def each_judges_by_its_own_deadline() -> Loosened:

@@ -85,6 +85,12 @@ def plan(*acts: Act, **fields) -> WaitingPlan:
             id="LISTs are owed whoever is missing",
         ),
         pytest.param(
+            looser.late_commits_withhold,
+            plan(Act(COMMIT), mute=True, slow=9),
+            NAMED,
+            id="late COMMITs withhold",
+        ),
+        pytest.param(
             looser.each_judges_by_its_own_deadline,
             plan(Act(COMMIT), Act(STEP, "A"), mute=True, place=2, cells=1),
             NAMED,
