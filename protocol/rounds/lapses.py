@@ -106,7 +106,11 @@ def _note_ready(view: RoundView, now_s: float) -> None:
 
 def list_late_s(view: RoundView, deadline_s: float) -> float:
     """When a LIST is late although all that it needs is here. By then others have told its closer
-    what it may not have heard itself. Infinite while anything is missing."""
+    what it may not have heard itself. Infinite while anything is missing, or parts of a COMMIT that
+    came behind time here: its closer may have had it before."""
+    came = view.waits.given_up.intersection(view.ballots.commits)
+    if came and not came <= complete_senders(view):
+        return math.inf
     ready_s = view.lapses.ready_s.get(view.attempt, math.inf)
     return ready_s + max(LIST_LATE_AFTER * deadline_s, view.config.relayed_s)
 
