@@ -41,7 +41,8 @@ def is_idle(event: LocalRoundEvent, view: RoundView, is_early: bool) -> bool:
             if view.attempt in view.lapses.second_call_s and not has_said_again:
                 return False  # It may be the last of what is to be said that it is held.
             # Once a few are late alone, it counts for how long.
-            is_gathered = not has_said and len(lacking_senders(view)) <= view.roles.few
+            lacking = lacking_senders(view) - view.waits.given_up
+            is_gathered = not has_said and len(lacking) <= view.roles.few
             return not (is_gathered or lists_to_sum(view))
         case SeatChecked():
             return view.own.contribution is None or bool(view.own.commit)

@@ -62,16 +62,37 @@ def note_lapses(view: RoundView, *, now_s: float, deadline_s: float) -> None:
                 view.lapses.lapsed.add(proposal.message.sender)
             if now_s >= start_s + SECOND_CALL_AFTER * deadline_s:
                 # It was waited for, until others had spoken.
-                view.lapses.lapsed |= awaited_haves(view)
+                view.lapses.lapsed |= _owed_haves(view, now_s)
         return
     if now_s >= start_s + HAVE_LAPSES_AFTER * deadline_s:
         if is_still(view, now_s=now_s, deadline_s=deadline_s):
-            view.lapses.lapsed |= awaited_haves(view)
+            view.lapses.lapsed |= _owed_haves(view, now_s)
         if view.attempt not in view.lapses.to_list:
             view.lapses.to_list[view.attempt] = frozenset(complete_senders(view))
     is_late = now_s >= min(start_s + LIST_LAPSES_AFTER * deadline_s, list_late_s(view, deadline_s))
-    if is_late and _can_propose(view, complete_senders(view)):
-        view.lapses.lapsed.add(view.closer(view.attempt))
+    closer = view.closer(view.attempt)
+    is_owed = is_late and _can_propose(view, complete_senders(view))
+    if is_owed and not _may_wait(view, closer, now_s):
+        view.lapses.lapsed.add(closer)
+
+
+def _may_wait(view: RoundView, closer: PeerId, now_s: float) -> bool:
+    """Whether a closer may wait for a COMMIT, or for a HAVE whose sender is named for it."""
+    return bool((_may_be_awaited(view, now_s) | awaited_haves(view)) - {closer})
+
+
+def _owed_haves(view: RoundView, now_s: float) -> set[PeerId]:
+    """Whose HAVE is late, and who need not wait with it for anybody."""
+    awaited = _may_be_awaited(view, now_s)
+    return {peer for peer in awaited_haves(view) if awaited <= {peer}}
+
+
+def _may_be_awaited(view: RoundView, now_s: float) -> set[PeerId]:
+    """For whose COMMIT others may wait though nothing is heard of its work here: until enough no
+    longer do, and all have heard that."""
+    passed_over_s, relayed_s = view.waits.passed_over_s, view.config.relayed_s
+    missing = view.awaited_at_first.difference(view.ballots.commits)
+    return {peer for peer in missing if now_s < passed_over_s.get(peer, math.inf) + relayed_s}
 
 
 def _note_ready(view: RoundView, now_s: float) -> None:
@@ -87,7 +108,11 @@ def _note_ready(view: RoundView, now_s: float) -> None:
 
 def list_late_s(view: RoundView, deadline_s: float) -> float:
     """When a LIST is late although all that it needs is here. By then others have told its closer
-    what it may not have heard itself. Infinite while anything is missing."""
+    what it may not have heard itself. Infinite while anything is missing, or parts of a COMMIT that
+    came behind time here: its closer may have had it before."""
+    came = view.waits.given_up.intersection(view.ballots.commits)
+    if came and not came <= complete_senders(view):
+        return math.inf
     ready_s = view.lapses.ready_s.get(view.attempt, math.inf)
     return ready_s + max(LIST_LATE_AFTER * deadline_s, view.config.relayed_s)
 
@@ -143,8 +168,10 @@ def _withheld(view: RoundView, attempt: int) -> set[PeerId]:
     """Senders whose parts, of whatever slices, so many voters lacked at first that one of these
     voters is honest."""
     first, found = view.ballots.bodies(Kind.HAVE, Have, attempt), set[PeerId]()
-    # Nobody waits for newcomers and absentees: a HAVE may be signed before their COMMITs are known.
-    for sender in view.ballots.commits.keys() - view.roles.newcomers - view.roles.absentees:
+    # Nobody waits for newcomers and absentees: a HAVE may be signed before their COMMITs are known,
+    # or before one that came late.
+    not_in_time = view.roles.newcomers | view.roles.absentees | view.lapses.overdue
+    for sender in view.ballots.commits.keys() - not_in_time:
         lacked = _lacking(view, first, sender)
         if len(lacked & view.roles.belief.voters) >= max(1, view.roles.belief.words):
             found.add(sender)

@@ -24,9 +24,9 @@ from protocol import limits
 from protocol.events import Working
 from protocol.frames import Phase, Progress
 from protocol.identity import PeerId
-from protocol.messages import Kind
+from protocol.messages import Have, Kind
 from protocol.rounds.proposal import awaited_haves, lacking_senders
-from protocol.rounds.reducers import liars
+from protocol.rounds.reducers import liars, unpack_senders
 from protocol.rounds.round_view import RoundView
 
 END_SLACK = 1.5
@@ -142,6 +142,8 @@ class Patience:
         What led to a COMMIT that is here is over: behind it only what is fetched counts.
         """
         has_committed, found = peer in view.ballots.commits, None
+        if not has_committed and peer in view.waits.passed_over_s:
+            return None
         behind = 0 if has_committed else ROUNDS_BEHIND_MAX
         for index in range(view.index - behind, view.index + 1):
             course = self._courses.get((peer, index))
@@ -222,6 +224,7 @@ class Patience:
         waits, few = view.waits, view.roles.few
         if view.times.opened_s is None:
             return
+        _note_passed_over(view, now_s)
         stage, late = self._late(view, now_s, deadline_s / 2)
         moving = {peer: movement for peer, movement in late.items() if movement is not None}
         if len(moving) > few:
@@ -329,6 +332,24 @@ class Patience:
             left_s = (CAP_ROUNDS - self._spent.get(peer, 0.0)) * unit_s
             ends_s[peer] = free_s if peer in self._over else max(now_s, free_s) + left_s
         return ends_s
+
+
+def _note_passed_over(view: RoundView, now_s: float) -> None:
+    """Nobody waits alone: whose COMMIT is missing here is given up once enough have said what they
+    hold, and it is nothing of that member."""
+    waits, belief = view.waits, view.roles.belief
+    said = view.ballots.bodies(Kind.HAVE, Have, view.attempt)
+    if not said:
+        return
+    for peer in view.awaited_at_first.difference(view.ballots.commits, waits.passed_over_s):
+        without = {
+            other
+            for other, body in said.items()
+            if not any(peer in unpack_senders(run.senders, view.members) for run in body.held)
+        }
+        if len(belief.voters & without - {peer}) >= max(1, belief.words):
+            waits.passed_over_s[peer] = now_s
+            waits.given_up |= {peer}
 
 
 def _last_came_s(view: RoundView, stage: Stage, now_s: float) -> float:

@@ -1000,7 +1000,7 @@ class RoundMachine:
             return
         if view.times.opened_s is not None and view.is_speaker:
             # Before the attempt is given up: who made it end without a seal is told of.
-            deadline_s = self._deadline.seconds(view.times.time_outs)
+            deadline_s = self._deadline.seconds(max(view.times.time_outs, view.attempt))
             note_lapses(view, now_s=now_s, deadline_s=deadline_s)
         may_go_on = view.is_voter and view.attempt < limits.ATTEMPTS_MAX
         if may_go_on and is_given_up(view, self._deadline, now_s=now_s):

@@ -16,6 +16,7 @@ from sim.exploration.agreement import Agreement, AgreementScope, Losses, Supply
 from sim.exploration.explorer import Bound, Exploration, Model, explore, walk
 from sim.exploration.liars import LiarScope, Lying
 from sim.exploration.omissions import OmissionPlan, Omissions
+from sim.exploration.progress import COMMIT, FETCH, LONG, NOTHING, STEP, Act, Waiting, WaitingPlan
 from sim.exploration.rosters import LeavingModel, Windows, Words
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.running_branches import BranchSpan, RunningBranches
@@ -165,6 +166,27 @@ OMISSIONS = {
 }
 """Open rules: what liars owe and do not give, round after round."""
 
+
+TOLD = (
+    *(Act(what, whom) for what in (STEP, COMMIT, FETCH) for whom in ("", "A")),
+    Act(NOTHING),
+    Act(LONG),
+)
+PROGRESS = {
+    "4 voters, X says what it likes of its work": WaitingPlan(beats=2, acts=TOLD, attempts=1),
+    "4 voters, and it owes all else": WaitingPlan(beats=2, acts=TOLD, mute=True, place=1),
+    "4 voters, everything goes to 2 of them": WaitingPlan(
+        beats=2, acts=TOLD, mute=True, place=2, cells=1
+    ),
+    "4 voters, one of the others is slow": WaitingPlan(beats=2, acts=TOLD, mute=True, slow=4),
+    "4 friends, one of whom some do not hear": WaitingPlan(
+        beats=2, acts=TOLD, trust="friends", attempts=1
+    ),
+    "4 friends, everything goes to one of them": WaitingPlan(
+        beats=2, acts=TOLD, trust="friends", place=1, cells=1
+    ),
+}
+"""What one says of its work, beat by beat and then for ever."""
 
 WORDS = {
     "3 honest, any words, 2 small LISTs": partial(Words, rounds=6, small=2, has_gone=False),
@@ -369,6 +391,7 @@ def _tables() -> Iterator[tuple[str, Mapping[str, Callable[[], Model[Any]]]]]:
     yield "running", {name: partial(RunningBranches, span) for name, span in running.items()}
     yield "liars", {name: partial(Lying, scope) for name, scope in LIARS.items()}
     yield "words", WORDS
+    yield "progress", {name: partial(Waiting, plan) for name, plan in PROGRESS.items()}
     yield "omissions", {name: partial(Omissions, plan) for name, plan in OMISSIONS.items()}
 
 

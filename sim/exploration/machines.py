@@ -12,10 +12,10 @@ from typing import NamedTuple
 from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.identity import PeerId
-from protocol.messages import Kind
+from protocol.messages import Kind, SignedMessage
 from protocol.rounds.round_view import RoundView
 from sim.exploration.explorer import Model
-from sim.exploration.peers import Deed, Effect, MachinePeer, Peers
+from sim.exploration.peers import LATE_KINDS, Deed, Effect, MachinePeer, Peers
 from sim.exploration.table import Post, Table
 
 
@@ -219,10 +219,38 @@ class GoodRun:
         for view in source.machine.views:
             for message in list(view.ballots.messages()):
                 mine = target.machine.view
-                if view.basis == mine.basis and mine.ballots.find(message.digest) is None:
-                    target.hear(message)
-                    moved |= mine.ballots.find(message.digest) is not None
+                if view.basis != mine.basis:
+                    break
+                told = self._told(source, target, message)
+                if told is not None and mine.ballots.find(told.digest) is None:
+                    target.hear(told)
+                    moved |= mine.ballots.find(told.digest) is not None
         return moved
+
+    def _told(
+        self, source: MachinePeer, target: MachinePeer, message: SignedMessage
+    ) -> SignedMessage | None:
+        """What comes of a message now from one to another; None if nothing does."""
+        del source, target
+        return message
+
+    def _tell_late(self) -> None:
+        """COMMITs and SEALs of a round that is sealed, which still count (R1)."""
+        for source in self._peers.values():
+            for target in self._peers.values():
+                if source is not target:
+                    self._tell_of_sealed(source, target)
+
+    def _tell_of_sealed(self, source: MachinePeer, target: MachinePeer) -> None:
+        for view in source.machine.views:
+            ended = target.machine.ended_on(view.basis)
+            if ended is None:
+                continue
+            for message in list(view.ballots.messages()):
+                told = self._told(source, target, message)
+                is_late = told is not None and told.slot.kind in LATE_KINDS
+                if told is not None and is_late and ended.ballots.find(told.digest) is None:
+                    target.hear(told)
 
     def _pass_evidence(self) -> None:
         """Gossip: what one holds against somebody all come to hold."""

@@ -29,7 +29,7 @@ from protocol.rounds.roster import liars as num_lying
 from protocol.rounds.round_view import RoundView
 from sim.exploration.explorer import Model
 from sim.exploration.machines import GoodRun, holds
-from sim.exploration.peers import LATE_KINDS, MachinePeer, Peers, fork
+from sim.exploration.peers import MachinePeer, Peers, fork
 from sim.exploration.table import DEADLINE_S, LETTERS, Post, Table
 
 NEVER, LATE, ONE, DENY, CLAIM, PARTS = "never", "late", "to one", "denies", "claims", "withholds"
@@ -314,40 +314,9 @@ class OneRound(GoodRun):
         moved = self._claim()
         return super()._exchange() or moved
 
-    def _tell_all(self, source: MachinePeer, target: MachinePeer) -> bool:
-        moved, mine = False, target.machine.view
-        for view in source.machine.views:
-            if view.basis != mine.basis:
-                continue
-            for message in list(view.ballots.messages()):
-                told = self._told(source, target, message)
-                if told is not None and mine.ballots.find(told.digest) is None:
-                    target.hear(told)
-                    moved |= mine.ballots.find(told.digest) is not None
-        return moved
-
-    def _tell_late(self) -> None:
-        """COMMITs and SEALs of a round that is sealed."""
-        for source in self._peers.values():
-            for target in self._peers.values():
-                if source is not target:
-                    self._tell_of_sealed(source, target)
-
-    def _tell_of_sealed(self, source: MachinePeer, target: MachinePeer) -> None:
-        for view in source.machine.views:
-            ended = target.machine.ended_on(view.basis)
-            if ended is None:
-                continue
-            for message in list(view.ballots.messages()):
-                told = self._told(source, target, message)
-                is_late = told is not None and told.slot.kind in LATE_KINDS
-                if told is not None and is_late and ended.ballots.find(told.digest) is None:
-                    target.hear(told)
-
     def _told(
         self, source: MachinePeer, target: MachinePeer, message: SignedMessage
     ) -> SignedMessage | None:
-        """What comes of a message now from one to another; None if nothing does."""
         sender, to = message.sender, target.machine.view.me
         if sender not in self._model.liars or to in self._model.liars:
             return message if sender != to else None

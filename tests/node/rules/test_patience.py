@@ -226,6 +226,21 @@ def test_steps_that_led_to_a_commit_excuse_no_have_that_is_missing():
     assert scene.beat(10.5, done=1, phase=Phase.FETCH)
 
 
+@pytest.mark.parametrize(("trust", "enough"), [("friends", 1), ("open", 2)])
+def test_nobody_waits_alone_for_whom_enough_have_passed_over(trust, enough):
+    """The looser wording: each waits for whom it hears."""
+    scene = Scene(trust=trust)
+    (late,) = scene.late
+    others = [peer for peer in scene.peers if peer not in (late, scene.me)]
+    there = pack_senders(set(scene.peers) - {late}, scene.view.members)
+    for count, peer in enumerate(others[:enough]):
+        assert scene.beat(10.0 + count, done=count), "too few have spoken"
+        have = Voice(peer, scene.view.seals.head).have(there)
+        scene.view.ballots.add(BallotEntry(have.message, have.body))
+    assert not scene.beat(12.0, done=40)
+    assert scene.says_have(12.0), "at once"
+
+
 def test_own_progress_is_told_with_bounded_numbers():
     scene = Scene()
     (told,) = scene.patience.own(scene.view, Working(ROUND, Phase.TRAIN, 60, 50, 1e9), 1.0)
