@@ -660,10 +660,8 @@ class RoundView:
 
     def may_close(self, peer: PeerId, attempt: int) -> bool:
         """Whether that peer proposes in `attempt`, be it ordinary or provisional for it."""
-        rosters_named = (self.seals.final.roster, self.roster)
-        provisional = (
-            rosters.provisional_closer(roster, self.basis, attempt) for roster in rosters_named
-        )
+        named = (self.seals.final.roster, self.roster)
+        provisional = (rosters.provisional_closer(one, self.basis, attempt) for one in named)
         return peer == self._ordinary_closer(attempt) or peer in provisional
 
     def proposal(self) -> BallotEntry | None:
