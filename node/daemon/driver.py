@@ -26,7 +26,7 @@ from node.plane.bulk import check_seat, seat_proven
 from node.plane.bulk_streams import BulkStreams
 from node.plane.hooks import NodeHooks
 from node.plane.state_streams import StateParts
-from node.reporting.narrator import Narrator
+from node.reporting.narrator import Narrator, why_left_out
 from node.reporting.trace_file import NodeTrace, untraced
 from node.status.board import EventLog
 from node.trainers.work import TrainerWork
@@ -139,7 +139,7 @@ class Driver:
         self._nursery: trio.Nursery | None = None
         self._links: Links | None = None
         self._work: TrainerWork | None = None
-        self._narrator = Narrator(parts.log, equal_steps=has_equal_steps(parts.core.manifest))
+        self._narrator = Narrator(parts.log)
         self._banning = Banning(self.core, self._trace, parts.log)
         self._logged_round = parts.restart.chain[-1].value.round
         self._chain_readers: set[PeerId] = set()
@@ -389,14 +389,23 @@ class Driver:
         self._work.adopted(state.anchor_N if is_bent else None)
         previous = self.core.machine.previous
         assert previous is not None
-        self._narrator.sealed(
-            action, previous, self._parts.transport.traffic(), self._work.train_loss
-        )
+        left_out = None if action.was_listed else self._why_left_out(previous)
+        traffic, train_loss = self._parts.transport.traffic(), self._work.train_loss
+        self._narrator.sealed(action, previous, traffic, train_loss, left_out)
         self._parts.checkpoints.offer(action.certificate, state, is_held=is_bent)
         if (gathered := self.bulk.fetching.gathered.certificate) is not None:
             self._spawn(partial(self.bulk.fetching.forget, gathered))  # Not needed any more.
         if self.core.is_finished:
             self.finished.set()
+
+    def _why_left_out(self, view: RoundView) -> str | None:
+        core = self.core
+        return why_left_out(
+            view,
+            wants_seat=core.wants_seat,
+            has_spent=core.machine.patience.has_spent(view.me),
+            equal_steps=has_equal_steps(core.manifest),
+        )
 
     async def _stand(self, action: ev.Advance | ev.Confirm | ev.FallBack) -> None:
         """R4: on a branch, one round of it final, or off it."""

@@ -37,18 +37,22 @@ _SHORT = (
 )
 
 
-def why_left_out(view: RoundView, *, equal_steps: bool) -> str:
-    """What kept this node out of a sealed round: a key of `node.status.records.LEFT_OUT`."""
+def why_left_out(
+    view: RoundView, *, wants_seat: bool, has_spent: bool, equal_steps: bool
+) -> str | None:
+    """What kept this node out of a sealed round, a key of `node.status.records.LEFT_OUT`; None
+    where it has no seat and wants none. `has_spent` says whether others have waited for it enough.
+    """
     own, me = view.own, view.me
     if not view.is_member:
-        return "seat"
+        return "seat" if wants_seat else None
     if own.contribution is not None and not own.commit:
         return "silent" if own.held_until_s is None else "held"
     handed_s = view.arrivals.commit_s.get(me, -inf) if own.commit else inf
     others_s = [said_s for (_, peer), said_s in view.lapses.said_s.items() if peer != me]
     if handed_s < min(others_s, default=inf):
         return "line"  # It was there before anybody had said what is.
-    if me in view.waits.given_up:
+    if has_spent:
         return "given_up"
     return "equal_steps" if equal_steps else "training"
 
@@ -56,9 +60,8 @@ def why_left_out(view: RoundView, *, equal_steps: bool) -> str:
 class Narrator:
     """Tells what happens, as it happens; decides nothing."""
 
-    def __init__(self, log: EventLog, *, equal_steps: bool = False) -> None:
-        """`equal_steps` says whether all take all steps of a round."""
-        self._log, self._equal_steps = log, equal_steps
+    def __init__(self, log: EventLog) -> None:
+        self._log = log
         self._phase = ("", 0, 0)
         self._round_began_s = trio.current_time()
         self._faults_since_s, self._num_faults = -FAULTS_SHOWN_S, 0
@@ -76,12 +79,12 @@ class Narrator:
         view: RoundView,
         traffic: tuple[int, int],
         train_loss: float | None,
+        left_out: str | None,
     ) -> None:
         """A round is final; `view` is what it looked like, `traffic` bytes up and down so far."""
         value, now_s = action.certificate.value, trio.current_time()
         commits = (view.ballots.commit_of(digest) for digest in value.commits)
         wall_s, self._round_began_s = now_s - self._round_began_s, now_s
-        why = None if action.was_listed else why_left_out(view, equal_steps=self._equal_steps)
         self._log.emit(
             "sealed",
             round=value.round,
@@ -91,7 +94,7 @@ class Narrator:
             voters=sum(1 for seat in value.roster.seats if seat.voter_since >= 0),
             attempt=view.attempt,
             was_listed=action.was_listed,
-            left_out=why,
+            left_out=left_out,
             wall_s=round(wall_s, 4),
             bytes_up=traffic[0],
             bytes_down=traffic[1],

@@ -91,8 +91,8 @@ LEFT_OUT = {
         "next round asks as many of it, so it is listed again once this machine has less other work"
     ),
     "given_up": (
-        "it was late so often that the others wait for it only a third longer than for themselves; "
-        "that they wait for it again comes back by and by, over 256 rounds"
+        "it was late so often that the others wait for it only a third longer than for themselves, "
+        "for up to 256 rounds; it is listed again in each round in which it is there by then"
     ),
     "held": (
         "it held its contribution for peers that fetch the state from here; each is waited for "
@@ -291,7 +291,7 @@ class MethodRecord:
     slowest_s: float | None = None
 
 
-EQUAL_STEPS = "all take equally many steps, and a round as long as the slowest needs"
+EQUAL_STEPS = "all take equally many steps, and a round lasts as long as the slowest needs"
 """What `equal_steps` means, for people."""
 
 

@@ -96,12 +96,13 @@ def _may_be_awaited(view: RoundView, now_s: float) -> set[PeerId]:
 
 
 def _note_ready(view: RoundView, now_s: float) -> None:
-    """Remember when all was here for a LIST that need not wait. Whom this node has given up its
-    closer may still wait for."""
+    """Remember when all was here for a LIST that need not wait. Whom this node alone has given up
+    its closer may still wait for."""
     if view.attempt in view.lapses.ready_s or awaited_haves(view):
         return
     complete = complete_senders(view)
-    is_whole = view.awaited_at_first <= complete
+    came = view.awaited_at_first.intersection(view.ballots.commits)
+    is_whole = came <= complete and not _may_be_awaited(view, now_s)
     if _can_propose(view, complete) and is_whole and is_all_there(view, complete):
         view.lapses.ready_s[view.attempt] = now_s
 

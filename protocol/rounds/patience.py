@@ -219,6 +219,10 @@ class Patience:
         self._spent = spent
         self._over.intersection_update(spent)
 
+    def has_spent(self, peer: PeerId) -> bool:
+        """Whether a member has spent all that it is waited for, and not all of it is back."""
+        return peer in self._over
+
     def wait(self, view: RoundView, *, now_s: float, deadline_s: float) -> None:
         """Say in the view whether its clock stands still, and for whom it waits no longer."""
         waits, few = view.waits, view.roles.few
@@ -316,6 +320,7 @@ class Patience:
         waits, started_s = view.waits, view.times.started_s
         done_s = waits.done_s.get(stage)
         if done_s is None:
+            waits.charged_s, waits.late = max(now_s, waits.charged_s), frozenset()
             return dict.fromkeys(late, math.inf)
         unit_s = max(done_s - started_s, self._unit_least_s)
         free_s = done_s + LATE_SHARE * (done_s - started_s)
@@ -341,12 +346,15 @@ def _note_passed_over(view: RoundView, now_s: float) -> None:
     said = view.ballots.bodies(Kind.HAVE, Have, view.attempt)
     if not said:
         return
-    for peer in view.awaited_at_first.difference(view.ballots.commits, waits.passed_over_s):
-        without = {
-            other
-            for other, body in said.items()
-            if not any(peer in unpack_senders(run.senders, view.members) for run in body.held)
-        }
+    missing = view.awaited_at_first.difference(view.ballots.commits, waits.passed_over_s)
+    if not missing:
+        return
+    held = {
+        other: frozenset().union(*(unpack_senders(run.senders, view.members) for run in body.held))
+        for other, body in said.items()
+    }
+    for peer in missing:
+        without = {other for other, senders in held.items() if peer not in senders}
         if len(belief.voters & without - {peer}) >= max(1, belief.words):
             waits.passed_over_s[peer] = now_s
             waits.given_up |= {peer}

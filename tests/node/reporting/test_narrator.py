@@ -1,6 +1,7 @@
 """A node that waits for what nobody may give says so: a memory (R12), enough voters (R3)."""
 
 from dataclasses import replace
+from functools import partial
 from math import inf
 from types import SimpleNamespace
 from typing import Any
@@ -189,8 +190,8 @@ def left_out(
     commit_s: float | None = None,
     is_ready: bool = False,
     held_until_s: float | None = None,
-    is_given_up: bool = False,
-) -> str:
+    has_spent: bool = False,
+) -> str | None:
     """Why A is not in a seal, of a round in which B said HAVE at 10 s."""
     view = view_of(A, head_of([A, B]))
     view.lapses.said_s = {(0, B): 10.0, (0, A): 5.0}
@@ -208,8 +209,8 @@ def left_out(
             residual_after=b"",
         )
     view.own.held_until_s = held_until_s
-    view.waits.given_up = frozenset([A] * is_given_up)
-    return why_left_out(view, equal_steps=False)
+    view.waits.given_up = frozenset([A])  # As in any round that is said to be without it.
+    return why_left_out(view, wants_seat=True, has_spent=has_spent, equal_steps=False)
 
 
 @pytest.mark.parametrize(
@@ -218,8 +219,8 @@ def left_out(
         ({}, "training"),
         ({"commit_s": 10.5}, "training"),
         ({"commit_s": 9.5}, "line"),
-        ({"is_given_up": True}, "given_up"),
-        ({"is_given_up": True, "commit_s": 12.0}, "given_up"),
+        ({"has_spent": True}, "given_up"),
+        ({"has_spent": True, "commit_s": 12.0}, "given_up"),
         ({"is_ready": True, "held_until_s": -inf}, "held"),
         ({"is_ready": True}, "silent"),
     ],
@@ -231,17 +232,25 @@ def test_member_that_a_seal_does_not_list_is_told_what_kept_it_out(what, why):
 
 def test_where_all_take_equally_many_steps_a_slow_machine_is_promised_no_fewer():
     view = view_of(A, head_of([A, B]))
-    assert why_left_out(view, equal_steps=True) == "equal_steps"
+    why = partial(why_left_out, wants_seat=True, has_spent=False, equal_steps=True)
+    assert why(view) == "equal_steps"
     view.own.commit = bytes(32)  # From before a restart.
-    assert why_left_out(view, equal_steps=True) == "line"
-    assert why_left_out(view_of(C, head_of([A, B])), equal_steps=True) == "seat"
+    assert why(view) == "line"
 
 
-@pytest.mark.parametrize("was_listed", [True, False])
-async def test_event_of_a_seal_says_why_this_node_is_not_in_it(autojump_clock, was_listed):
+@pytest.mark.parametrize(("wants_seat", "why"), [(True, "seat"), (False, None)])
+def test_node_without_a_seat_is_told_so_and_an_observer_is_not(wants_seat, why):
+    view = view_of(C, head_of([A, B]))
+    found = why_left_out(view, wants_seat=wants_seat, has_spent=False, equal_steps=False)
+    assert found == why
+
+
+@pytest.mark.parametrize("why", [None, "equal_steps"])
+async def test_event_of_a_seal_says_why_this_node_is_not_in_it(autojump_clock, why):
     events: list[dict[str, Any]] = []
     also = (SimpleNamespace(emit=lambda event, **fields: events.append(fields)),)
-    narrator = Narrator(EventLog(None, 0.0, also), equal_steps=True)
+    narrator = Narrator(EventLog(None, 0.0, also))
     head = head_of([A, B])
-    narrator.sealed(ev.Adopt(head, was_listed, False), view_of(A, head), (0, 0), None)
-    assert events[0]["left_out"] == (None if was_listed else "equal_steps")
+    adopt = ev.Adopt(head, why is None, False)
+    narrator.sealed(adopt, view_of(A, head), (0, 0), None, why)
+    assert (events[0]["left_out"], events[0]["was_listed"]) == (why, why is None)

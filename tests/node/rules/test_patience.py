@@ -363,6 +363,20 @@ def test_waiting_is_charged_to_nobody_once_more_than_a_few_move_again():
     assert not scene.patience._spent
 
 
+def test_time_in_which_more_than_a_few_moved_is_charged_to_nobody_afterwards():
+    scene = Scene(late=2)
+    scene.look(10.0)
+    scene.look(12.0)  # Nothing moved for a deadline, and for as long as that both are late.
+    for step in range(20):
+        scene.beat(12.5 + step, done=step, total=10_000)
+    scene.view.peers = replace(scene.view.peers, expected=frozenset(scene.peers) - {scene.late[1]})
+    scene.look(32.0)
+    assert scene.view.waits.done_s, "one alone is late now"
+    assert not scene.patience._spent
+    scene.look(32.5)
+    assert scene.patience._spent.keys() == {scene.late[0]}
+
+
 def test_result_of_a_sealed_round_is_waited_for_at_nobodys_cost():
     """The looser wording: whoever gives a result slowly is charged, though the line of the taker
     is slow, who is behind all others. A founder on such a line was given up by its joiners."""
