@@ -128,7 +128,8 @@ class Patience:
             return
         course.stall_s = max(course.stall_s, STALL_UNITS * (now_s - course.grown_s))
         # With each COMMIT there is more to fetch than when the end was announced.
-        has_more = said.total > course.said.total and commits > course.commits
+        is_fetching = said.phase is Phase.FETCH and commits > course.commits
+        has_more = is_fetching and said.total > course.said.total
         until_s = self._until_s(said, now_s)
         if course.until_s == math.inf or (has_more and until_s > course.until_s):
             course.until_s, course.commits = until_s, commits

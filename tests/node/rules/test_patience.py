@@ -408,6 +408,17 @@ def test_end_is_put_off_once_with_each_commit_that_there_is_more_to_fetch_of():
     assert view.index == ROUND
 
 
+def test_steps_are_no_more_for_a_commit_that_came():
+    """The looser wording: a trainer that names more steps with each COMMIT puts its end off."""
+    scene = Scene(members=2)
+    (peer,) = scene.late
+    for count in range(1, 9):
+        words = said(count, total=100 * count, end_s=10 * count)
+        scene.patience.told(peer, words, float(count), commits=count)
+    until_s = scene.patience._courses[peer, ROUND].until_s
+    assert until_s == pytest.approx(1.0 + END_SLACK * 10 + STALL_S)
+
+
 def sent_parts(members: int) -> tuple[RoundView, list[PeerId]]:
     """A round to which all committed after a minute, whose parts came in three seconds, and in
     which the own ones are on their way; and to whom."""
