@@ -523,12 +523,13 @@ class BulkStreams:
             self._log.emit("phase", round=round_index, phase="pushing", attempt=0)
         is_measured = push.bulk in (Bulk.PART, Bulk.RESULT)
         num_bytes: int | None = None
+        is_whole = False
         began_s = trio.current_time()
         self._serving.num_of_round += push.bulk not in bulk.IS_SERVED
         if is_measured:
             self.uplink.began(began_s)
         try:
-            num_bytes = await self._send_items(push, header, cells, is_sent)
+            num_bytes, is_whole = await self._send_items(push, header, cells, is_sent)
         except (NetworkError, StateError, trio.TooSlowError) as error:
             reason = str(error) or f"nothing moved for {STALL_S:g} s"
             if isinstance(error, trio.TooSlowError):
@@ -539,7 +540,7 @@ class BulkStreams:
             was_closed = isinstance(error, StreamClosedError)
             return was_closed and bulk.is_early(self._owner.core, push)
         else:
-            if is_part:
+            if is_part and is_whole:
                 self._tell_parts(push.to, round_index, count, "out")
                 took_s = trio.current_time() - began_s
                 await self._owner.tell(ev.BytesGiven(push.to, push.bulk, push.subject, took_s))
@@ -559,8 +560,9 @@ class BulkStreams:
 
     async def _send_items(
         self, push: ev.Push, header: BulkHeader, cells: Outgoing, is_sent: Callable[[], None]
-    ) -> int:
-        """How many bytes of payload the taker has now."""
+    ) -> tuple[int, bool]:
+        """How many bytes of payload the taker has now, and whether that is all: a transfer of a
+        slow line may take longer than what it is for."""
         num_bytes, meter, serving = 0, Meter(self._pace(push.to)), self._serving
         before, moved = None, self._telling_given(push)
         if push.bulk is Bulk.STATE:
@@ -577,9 +579,9 @@ class BulkStreams:
                     while found:
                         count = num_together(found, piece_bytes(meter, pause))
                         items, found = found[:count], found[count:]
-                        # A transfer of a slow line may take longer than what it is for.
                         if not bulk.is_of_use(self._owner.core, push):
-                            raise StateError("its taker is past that round")
+                            logger.info("needed no more peer=%s", short_id(push.to))
+                            return num_bytes - meter.under_way, False
                         num_bytes += sum(len(item.payload) for item in items)
                         num_left -= count
                         if not is_limited and meter.is_rest(num_left * len(items[0].payload)):
@@ -592,7 +594,7 @@ class BulkStreams:
                     await moved()
             finally:
                 await stream.aclose()
-        return num_bytes
+        return num_bytes, True
 
     def _telling_given(self, push: ev.Push) -> Callable[[], Awaitable[None]]:
         """Tells that more of a state or result was read, now and then: it may take long (R11)."""

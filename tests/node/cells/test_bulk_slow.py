@@ -14,7 +14,7 @@ from node.plane.bulk_streams import BULK_PROTOCOL, STALL_S
 from protocol import events as ev
 from protocol import limits
 from protocol.errors import NetworkError, PeerError, StreamClosedError
-from protocol.frames import Bulk
+from protocol.frames import Bulk, Heartbeat
 from protocol.identity import PeerId
 from protocol.rounds.giving import STILL_S
 from tests.memory_transport import MemoryNetwork, MemoryStream, stream_pair
@@ -210,6 +210,26 @@ async def test_line_is_known_by_what_leaves_this_node(
         await streams.push(push)
         assert trio.current_time() > STALL_S
         assert streams.uplink.mbit() == known
+
+
+async def test_line_is_known_by_what_came_through_before_its_taker_left_the_round(
+    autojump_clock: trio.abc.Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a slow line that is how most transfers to those who are faster end."""
+    monkeypatch.setattr(uplink, "SAMPLE_BYTES", 1024)
+    source, target, header, items = good_transfer()
+    size = sum(len(item.payload) for item in items)
+    async with slow_line(size / 20.0, target) as line, trio.open_nursery() as nursery:
+        streams, peer = source.streams(line), line.far.peer_id
+        streams._pace(peer).window_bytes = 1  # The second cell waits for the first one.
+        nursery.start_soon(streams.push, ev.Push(peer, Bulk.PART, header.subject, CELLS))
+        await trio.sleep(3.0)
+        source.core.handle(
+            ev.FrameArrived(peer, Heartbeat(round=2, head=bytes(32), held=(), links=())), 1.0
+        )
+    assert trio.current_time() < 18.0, "not all of it was sent"
+    assert streams.uplink.mbit() == pytest.approx(8e-6 * size / 20.0, rel=0.2)
+    assert not [event for event in source.told if isinstance(event, ev.BytesGiven)]
 
 
 async def test_cell_that_takes_longer_than_a_stall_arrives_if_it_moves(
