@@ -106,10 +106,11 @@ def is_of_use(core: NodeCore, push: Push) -> bool:
 
 
 def is_early(core: NodeCore, push: Push) -> bool:
-    """Whether these are parts of a round to which their taker has said that it has not come."""
+    """Whether these are own parts of a round to which their taker has said that it has not come.
+    Those of others are only sent to who asks, and may ask again."""
     at_round = core.rounds.get(push.to)
     return (at_round is not None and push.bulk is Bulk.PART) and any(
-        view.is_about(push.subject) and at_round < view.index for view in core.views()
+        view.own.commit == push.subject and at_round < view.index for view in core.views()
     )
 
 

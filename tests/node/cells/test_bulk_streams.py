@@ -146,6 +146,19 @@ async def test_parts_that_came_too_early_are_sent_again_once_their_taker_is_in_t
     assert not streams._early
 
 
+def test_parts_of_others_are_kept_for_nobody_that_is_not_in_that_round() -> None:
+    """One peer would keep a task for each COMMIT of a round by asking for all of them."""
+    source, target = Desk(FOUNDER_SEED, MANIFEST), Desk(b"t" * 32, MANIFEST)
+    digest, _ = committed(source)
+    hear_commit(source, target, digest)
+    push = ev.Push(Ed25519Signer(b"p" * 32).peer_id, Bulk.PART, digest, CELLS)
+    for desk, is_own in ((source, True), (target, False)):
+        beat = Heartbeat(round=0, head=bytes(32), held=(), links=())
+        desk.core.handle(ev.FrameArrived(push.to, beat), 1.0)
+        assert desk.core.views()[0].is_about(digest)
+        assert bulk.is_early(desk.core, push) is is_own
+
+
 async def received(target: Desk, *data: bytes, close: bool = True) -> None:
     """Let the target's streams read these bytes from the founder."""
     network = MemoryNetwork()
