@@ -439,12 +439,14 @@ def parts_s(view: RoundView, now_s: float) -> tuple[float, float] | None:
     if not (view.roles.few and num_cells and came_s) or me not in arrivals.commit_s:
         return None
     unsent_s = max(0.0, now_s - arrivals.commit_s[me])
-    took_s = {peer: arrivals.sent_s.get(peer, unsent_s) for peer in num_cells}
+    # Who was called in later asked for others of them, and shows nothing that can be compared.
+    sent_s = {peer: arrivals.sent_s[peer] for peer in num_cells if peer in arrivals.sent_s}
+    took_s = dict.fromkeys(num_cells, unsent_s) | sent_s
     sealed = view.ballots.sealed(view.seals.before)
     listed = view.ballots.list_of(sealed[0].list_digest) if sealed else None
-    if listed is not None and view.own.commit in listed.commits and arrivals.sent_s:
-        took_s = dict(arrivals.sent_s)  # Who is past the round needs no parts any more.
-    cell_s = median_high(took_s[peer] / max(1, num_cells[peer]) for peer in took_s)
+    if listed is not None and view.own.commit in listed.commits and sent_s:
+        took_s = sent_s  # Who is past the round needs no parts any more.
+    cell_s = median_high(took_s[peer] / num_cells[peer] for peer in took_s)
     own_s = sorted(took_s.values())[max(0, len(took_s) - 1 - view.roles.few)]
     return own_s, own_s * min(1.0, median_high(came_s) / max(1e-9, cell_s))
 

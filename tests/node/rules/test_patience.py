@@ -462,6 +462,9 @@ def test_who_is_past_the_round_shows_nothing_of_the_line_of_who_was_listed():
         again = voice.say(Kind.SEAL, body, subject=view.seals.head.digest)
         view.ballots.add(BallotEntry(again.message, again.body))
     assert parts_s(view, 1000.0) == (7.0, 3.0)
+    view.cells.requested = {place for place in view.cells.requested if place[-1] != takers[1]}
+    view.arrivals.sent_s[takers[1]] = 900.0
+    assert parts_s(view, 1000.0) == (7.0, 3.0), "it asked in a second call"
 
 
 def test_commit_and_parts_that_were_there_before_the_round_say_nothing_of_times():
