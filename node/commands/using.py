@@ -74,8 +74,7 @@ def export(
     from node.using.run_on_disk import export_run
 
     written = export_run(choice.find(), out, _warn, round_index=round_index, force=force)
-    if round_index is None:
-        _tell_age(written.provenance.sealed_round, written.newest_round)
+    _tell_age(written.provenance.sealed_round, written.newest_round)
     if json:
         print_json(_written_json(written))
         return

@@ -173,7 +173,7 @@ class ExportedFile:
     parameters: int
     num_bytes: int
     newest_round: int | None
-    """See `newest_sealed`."""
+    """See `newest_sealed`; None where a round was asked for."""
 
 
 def export_run(
@@ -209,7 +209,7 @@ def export_run(
         provenance=provenance,
         parameters=sum(tensor.size for tensor in tensors.values()),
         num_bytes=num_bytes,
-        newest_round=newest_sealed(run),
+        newest_round=newest_sealed(run) if round_index is None else None,
     )
 
 

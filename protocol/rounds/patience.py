@@ -258,6 +258,7 @@ class Patience:
         if len(late) <= few and stage < Stage.RESULTS:
             waits.given_up |= {peer for peer, end_s in ends_s.items() if now_s >= end_s}
         looks_s = [*ends_s.values(), *(one.stops_s for one in moving.values())]
+        looks_s += [at_s + view.config.relayed_s for at_s in waits.passed_over_s.values()]
         waits.look_s = min((s for s in looks_s if s > now_s), default=math.inf)
 
     def _late(

@@ -222,6 +222,7 @@ def test_export_says_how_old_its_weights_are(run, tmp_path):
     chain = seal_up_to(run, 12)
     written = export(run, tmp_path / "out")
     assert (written.provenance.sealed_round, written.newest_round) == (7, 12)
+    assert export(run, tmp_path / "older", round_index=6).newest_round is None, "it was asked for"
     assert "weights of round 7, and the run is at round 12" in age_text(7, 12)
     chain.write_bytes(chain.read_bytes()[:-3])
     assert newest_sealed(find_run(run.state)) == 11, "the last record is torn"

@@ -229,7 +229,7 @@ def test_steps_that_led_to_a_commit_excuse_no_have_that_is_missing():
 @pytest.mark.parametrize(("trust", "enough"), [("friends", 1), ("open", 2)])
 def test_nobody_waits_alone_for_whom_enough_have_passed_over(trust, enough):
     """The looser wording: each waits for whom it hears."""
-    scene = Scene(trust=trust)
+    scene = Scene(trust=trust, relayed_s=0.7)
     (late,) = scene.late
     others = [peer for peer in scene.peers if peer not in (late, scene.me)]
     there = pack_senders(set(scene.peers) - {late}, scene.view.members)
@@ -239,6 +239,7 @@ def test_nobody_waits_alone_for_whom_enough_have_passed_over(trust, enough):
         scene.view.ballots.add(BallotEntry(have.message, have.body))
     assert not scene.beat(12.0, done=40)
     assert scene.says_have(12.0), "at once"
+    assert scene.view.waits.look_s == 12.7, "by then all others have heard that"
 
 
 def test_own_progress_is_told_with_bounded_numbers():
