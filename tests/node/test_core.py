@@ -6,6 +6,7 @@ import pytest
 
 from node.holdings.states import round_config
 from protocol import events as ev
+from protocol.catching_up.catchup import STUCK_S
 from protocol.core.node_core import NodeCore
 from protocol.frames import (
     Bulk,
@@ -16,6 +17,7 @@ from protocol.frames import (
     StatusAnswer,
     StatusAsk,
     Want,
+    WantChain,
     wants,
 )
 from protocol.identity import KeyedHashSigner
@@ -211,6 +213,21 @@ def test_deadlines_are_kept_while_nothing_but_bytes_arrives():
         if 0.1 * step >= 1.0:
             break
     assert recorded(actions, Kind.HAVE)
+
+
+@pytest.mark.parametrize("moves", [True, False])
+def test_bytes_of_a_cell_that_takes_long_keep_who_is_one_round_behind_from_catching_up(moves):
+    core = core_of(C, A)
+    hand(core, A, Voice(A, HEAD.value).commit())
+    digest = core.machine.view.ballots.commits[A][0]
+    beat = Heartbeat(round=6, head=HEAD.value.digest, held=(), links=())
+    asked = []
+    for second in range(1, 3 * int(STUCK_S)):
+        actions = core.handle(ev.FrameArrived(A, beat), float(second))
+        if moves:
+            actions += core.handle(ev.BytesArrived(A, subject=digest), float(second))
+        asked += sent(actions, WantChain)
+    assert bool(asked) == (not moves)
 
 
 def test_suspicion_reaches_the_rounds_and_the_next_commit():
