@@ -16,7 +16,7 @@ from tests.sim import looser_running as looser
 
 STATES = {
     "2 voters, 2 changes of links": 649,
-    "2 voters, a change, a restart": 460,
+    "2 voters, a change, a restart": 468,
 }
 IN_FLIGHT = partial(BranchSpan, is_brisk=True, lag=2, fragment_cells=(1, 1))
 
