@@ -16,7 +16,7 @@ from sim.exploration.agreement import Agreement, AgreementScope, Losses, Supply
 from sim.exploration.explorer import Bound, Exploration, Model, explore, walk
 from sim.exploration.liars import LiarScope, Lying
 from sim.exploration.omissions import OmissionPlan, Omissions
-from sim.exploration.progress import COMMIT, FETCH, LONG, NOTHING, STEP, Act, Waiting, WaitingPlan
+from sim.exploration.progress import COMMIT, FETCH, LONG, NOTHING, STEP, Beat, Waiting, WaitingPlan
 from sim.exploration.rosters import LeavingModel, Windows, Words
 from sim.exploration.rounds import Rounds, Span
 from sim.exploration.running_branches import BranchSpan, RunningBranches
@@ -168,9 +168,9 @@ OMISSIONS = {
 
 
 TOLD = (
-    *(Act(what, whom) for what in (STEP, COMMIT, FETCH) for whom in ("", "A")),
-    Act(NOTHING),
-    Act(LONG),
+    *(Beat(what, whom) for what in (STEP, COMMIT, FETCH) for whom in ("", "A")),
+    Beat(NOTHING),
+    Beat(LONG),
 )
 PROGRESS = {
     "4 voters, X says what it likes of its work": WaitingPlan(beats=2, acts=TOLD, attempts=1),

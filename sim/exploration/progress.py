@@ -41,7 +41,7 @@ LONG_STEP_S = 2 * DEADLINE_S
 
 
 @dataclass(frozen=True, slots=True)
-class Act:
+class Beat:
     """What X does in a beat, and who hears of it: one by letter, or all."""
 
     what: str
@@ -51,7 +51,7 @@ class Act:
         return f"X {self.what}" + (f", and {self.whom} alone hears it" if self.whom else "")
 
 
-SILENT = Act(NOTHING)
+SILENT = Beat(NOTHING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class WaitingPlan:
     """
 
     beats: int
-    acts: tuple[Act, ...]
+    acts: tuple[Beat, ...]
     rounds: int = 3
     trust: str = "open"
     place: int = 0
@@ -72,11 +72,11 @@ class WaitingPlan:
     slow: int = 0
     attempts: int = 9
 
-    def round_max_s(self, acts: Sequence[Act]) -> float:
+    def round_max_s(self, acts: Sequence[Beat]) -> float:
         """What a round takes at most, whatever X does. Where it has committed before the others,
         it can cost them something only by what it says that it fetches."""
         waits = LATE_SHARE + CAP_ROUNDS
-        if acts[0] == Act(COMMIT) and all(act.what != FETCH for act in acts):
+        if acts[0] == Beat(COMMIT) and all(act.what != FETCH for act in acts):
             waits = 0
         training_s = (TRAINING_BEATS + self.slow) * BEAT_S
         return (1 + waits) * training_s + DEADLINES_MAX * DEADLINE_S
@@ -86,7 +86,7 @@ class WaitingState(NamedTuple):
     """What X has done, beat by beat, and whether the last of it was for ever; all messages sent,
     and what is wrong."""
 
-    acts: tuple[Act, ...]
+    acts: tuple[Beat, ...]
     sent: int
     is_over: bool = False
     wrong: str = ""
@@ -110,7 +110,7 @@ class Waiting(Model[WaitingState]):
         everybody = [peers.fresh(peer, head) for peer in self.table.voters]
         for peer in everybody:
             peer.machine.rates.linked = frozenset(self.table.voters)
-        self._swarms: dict[tuple[Act, ...], list[MachinePeer]] = {(): everybody}
+        self._swarms: dict[tuple[Beat, ...], list[MachinePeer]] = {(): everybody}
 
     def start(self) -> WaitingState:
         """All begin to train."""
@@ -139,7 +139,7 @@ class Waiting(Model[WaitingState]):
             yield f"{act}, for ever", WaitingState(acts, beats.sent, is_over=True, wrong=wrong)
 
     def _beats(
-        self, state: WaitingState, acts: tuple[Act, ...]
+        self, state: WaitingState, acts: tuple[Beat, ...]
     ) -> tuple["Beats", list[MachinePeer]]:
         swarm = [fork(peer) for peer in self._swarms[state.acts]]
         return Beats(self, swarm, state.sent, acts), swarm
@@ -149,7 +149,7 @@ class Beats(GoodRun):
     """What follows from beats of one swarm, the last of them behind `acts`."""
 
     def __init__(
-        self, model: Waiting, swarm: Sequence[MachinePeer], sent: int, acts: tuple[Act, ...]
+        self, model: Waiting, swarm: Sequence[MachinePeer], sent: int, acts: tuple[Beat, ...]
     ) -> None:
         super().__init__(model.table, swarm, (), until=model.first + model.plan.rounds - 1)
         self._model, self.sent, self._acts = model, sent, acts
@@ -161,7 +161,7 @@ class Beats(GoodRun):
         first_told = next((act.whom for act in acts if act.what == COMMIT), "")
         self._first_told = self._peers.get(model.by_name.get(first_told, model.x))
 
-    def play(self, act: Act) -> str:
+    def play(self, act: Beat) -> str:
         """A beat; what is wrong behind it."""
         self._do(act)
         ends_s = self._x.now_s + BEAT_S
@@ -175,7 +175,7 @@ class Beats(GoodRun):
         self._settle(frozenset())
         return self._wrong_signatures() or self._wrong_seals() or self._wronged()
 
-    def play_on(self, act: Act) -> str:
+    def play_on(self, act: Beat) -> str:
         """The same beat for ever: what is wrong before all rounds are final."""
         while any(peer.machine.view.index <= self._round for peer in self._others):
             if wrong := self.play(act) or self._too_long():
@@ -196,7 +196,7 @@ class Beats(GoodRun):
 
     # What all do ---------------------------------------------------------------------------------
 
-    def _do(self, act: Act) -> None:
+    def _do(self, act: Beat) -> None:
         """X's part of a beat, and how far the others say that they are."""
         everybody = self._peers.values()
         if act.what == COMMIT and self._x.machine.view.own.contribution is None:

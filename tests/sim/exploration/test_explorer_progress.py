@@ -13,7 +13,7 @@ from sim.exploration.progress import (
     LONG,
     NOTHING,
     STEP,
-    Act,
+    Beat,
     Waiting,
     WaitingPlan,
 )
@@ -40,7 +40,7 @@ def test_words_about_work_that_change_harm_nobody(name):
     assert result.states > 100
 
 
-def plan(*acts: Act, **fields) -> WaitingPlan:
+def plan(*acts: Beat, **fields) -> WaitingPlan:
     return WaitingPlan(beats=1, acts=acts, rounds=2, **fields)
 
 
@@ -50,49 +50,49 @@ def plan(*acts: Act, **fields) -> WaitingPlan:
     [
         pytest.param(
             looser.who_moves_is_waited_for_without_a_cap,
-            plan(Act(STEP), mute=True),
+            plan(Beat(STEP), mute=True),
             HELD,
             id="no cap",
         ),
         pytest.param(
             looser.steps_behind_a_commit_count,
-            plan(Act(COMMIT), Act(STEP), mute=True),
+            plan(Beat(COMMIT), Beat(STEP), mute=True),
             HELD,
             id="steps behind a COMMIT",
         ),
         pytest.param(
             looser.clock_goes_on_from_where_it_stood,
-            plan(Act(LONG), Act(NOTHING), attempts=1),
+            plan(Beat(LONG), Beat(NOTHING), attempts=1),
             ENDED,
             id="the clock goes on from where it stood",
         ),
         pytest.param(
             looser.each_waits_for_whom_it_hears,
-            plan(Act(STEP, "A"), mute=True),
+            plan(Beat(STEP, "A"), mute=True),
             NAMED,
             id="each waits alone",
         ),
         pytest.param(
             looser.haves_are_owed_whoever_is_missing,
-            plan(Act(STEP, "A"), mute=True, place=2, cells=1),
+            plan(Beat(STEP, "A"), mute=True, place=2, cells=1),
             NAMED,
             id="HAVEs are owed whoever is missing",
         ),
         pytest.param(
             looser.lists_are_owed_whoever_is_missing,
-            plan(Act(COMMIT), Act(FETCH, "A"), mute=True, place=1),
+            plan(Beat(COMMIT), Beat(FETCH, "A"), mute=True, place=1),
             NAMED,
             id="LISTs are owed whoever is missing",
         ),
         pytest.param(
             looser.late_commits_withhold,
-            plan(Act(COMMIT), mute=True, slow=9),
+            plan(Beat(COMMIT), mute=True, slow=9),
             NAMED,
             id="late COMMITs withhold",
         ),
         pytest.param(
             looser.each_judges_by_its_own_deadline,
-            plan(Act(COMMIT), Act(STEP, "A"), mute=True, place=2, cells=1),
+            plan(Beat(COMMIT), Beat(STEP, "A"), mute=True, place=2, cells=1),
             NAMED,
             id="each judges by its own deadline",
         ),
