@@ -297,7 +297,9 @@ class LearnedDeadline:
         learned_s = self._floor_s
         if self._seen_s:
             ordered = sorted(self._seen_s)
-            learned_s = MARGIN * ordered[int(QUANTILE * (len(ordered) - 1))]
+            # Of two the longer: a founder's first round, alone, says nothing about lines.
+            rank = min(max(int(QUANTILE * (len(ordered) - 1)), 1), len(ordered) - 1)
+            learned_s = MARGIN * ordered[rank]
         self._base_s = float(min(max(learned_s, self._floor_s), self.cap_s))
 
     def seconds(self, time_outs: int = 0) -> float:

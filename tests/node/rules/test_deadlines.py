@@ -25,6 +25,9 @@ def learned(*durations_s: float, floor_s: float = 1.0, cap_s: float = 10.0) -> f
         ((0.1,), 1.0),
         ((2.0,), 4.0),
         ((6.0,), 10.0),
+        # Of two the longer: a founder's first round takes no time.
+        ((0.0, 3.0), 6.0),
+        ((0.0, 0.0, 3.0), 1.0),
         # One of ten that is very late moves nothing; two of ten do.
         ((2.0,) * 9 + (5.0,), 4.0),
         ((2.0,) * 8 + (4.0, 4.0), 8.0),
