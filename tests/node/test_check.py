@@ -468,5 +468,6 @@ def test_items_add_up_to_what_is_told(tmp_path: Path) -> None:
         return sum(one["bytes"] for one in told["items"] if one["place"] == place)
 
     assert (of("disk"), of("written")) == (told["disk_bytes"], told["written_bytes"])
+    assert of("seldom") == told["checkpoint_bytes"] + told["moments_bytes"]
     bases = NETWORK_BASE_BYTES + TRAINER_BASE_BYTES
     assert of("memory") + of("card") + bases == told["memory_bytes"]

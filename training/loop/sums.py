@@ -29,6 +29,13 @@ SUMS_SUFFIX = ".sums"
 INNER_STATES_KEPT = 3
 """Rounds whose files stay (`training.loop.inner_state`)."""
 
+MOMENTS_FILE = "moments.safetensors"
+"""Those of a large model (`training.loop.moments`)."""
+
+MOMENTS_APART_S = 300.0
+"""From one write of them to the next: what a crash costs at most, beside the round in hand. A write
+takes eight bytes per parameter of the disk, with AdamW."""
+
 LARGE_BYTES = 32 * limits.MIB
 """A model whose float32 weights are so many is large: what is little wears no disk, and is whole in
 each file."""
