@@ -425,6 +425,12 @@ def size(
     rounds: Annotated[int, typer.Option(help="Number of measured rounds per node.")] = 10,
     batch: Annotated[int, typer.Option(help="Sequences per step.")] = 2,
     context: Annotated[int, typer.Option(help="Bytes per sequence.")] = 64,
+    fragments: Annotated[
+        int, typer.Option(help="Number of fragments, of which each round syncs the next.")
+    ] = 1,
+    audits: Annotated[
+        float, typer.Option(help="Average number of audits per contribution, in an open run.")
+    ] = 0.0,
     seed: SeedOption = 0,
     skip_machine_check: SkipMachineCheckOption = False,
     out: OutOption = None,
@@ -444,6 +450,8 @@ def size(
         rounds=rounds,
         batch=batch,
         context=context,
+        fragments=fragments,
+        audits=audits,
         seed=seed,
         is_unchecked=skip_machine_check,
         keep_state=keep,

@@ -15,9 +15,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from node.holdings.checkpoints import ROUNDS_APART
 from node.holdings.states import cell_sizes
 from node.processes.machine import Machine, Wants, gib, read_machine, shortages
 from node.settings.footprint import (
+    CHECKPOINT,
+    MOMENTS,
     NETWORK_BASE_BYTES,
     TRAINER_BASE_BYTES,
     Place,
@@ -26,6 +29,7 @@ from node.settings.footprint import (
     audit_bytes,
     check_room,
     saved_bytes,
+    seldom_bytes,
     total,
     trace_bytes,
     wants_of,
@@ -56,6 +60,7 @@ from protocol.identity import PeerId
 from protocol.manifest import RunManifest
 from protocol.rounds.seating import Turns
 from training.compression import in_grade, make_codec, with_grades
+from training.loop.sums import MOMENTS_APART_S
 from training.methods.method import has_equal_steps
 from training.methods.presets import IN_PROCESS, PRESETS, is_paced
 from training.models.genesis import GptSize
@@ -151,7 +156,13 @@ class Costs:
 
     disk_bytes: int
     written_bytes: int
-    """To the disk in a round, by both processes."""
+    """To the disk in each round, by both processes."""
+
+    checkpoint_bytes: int
+    """Every `ROUNDS_APART` rounds beside that; 0 of a small model, which writes one in each."""
+
+    moments_bytes: int
+    """Every `MOMENTS_APART_S` seconds beside that; 0 of a small model."""
 
     saved_bytes: int
     """Of these, what the trainer waits for before its COMMIT."""
@@ -212,6 +223,7 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
     payload, result = max(payloads), max(results_each)
     reducers = num_reducers(peers, manifest.trust, outer.topology)
     turns = peers * layout.num_fragments
+    seldom = seldom_bytes(manifest, peers)
     parts = sum(payloads) * reducers * (peers - 1) // turns
     results = sum(results_each) * (peers - reducers) // turns
     if outer.preset in IN_PROCESS:
@@ -231,6 +243,8 @@ def costs_of(manifest: RunManifest, peers: int) -> Costs:
         activation_bytes=activation_bytes(manifest),
         disk_bytes=total(manifest, peers, "disk"),
         written_bytes=total(manifest, peers, "written"),
+        checkpoint_bytes=seldom[CHECKPOINT],
+        moments_bytes=seldom[MOMENTS],
         saved_bytes=saved_bytes(manifest, peers),
         synced_parameters=layout.numel // layout.num_fragments,
         codec=outer.codec,
@@ -414,7 +428,8 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "down_bytes": costs.up_bytes,
         "memory_bytes": costs.network_memory_bytes + costs.trainer_memory_bytes,
         **of(costs, "network_memory_bytes", "trainer_host_bytes", "trainer_card_bytes"),
-        **of(costs, "activation_bytes", "disk_bytes", "written_bytes", "audits_bytes"),
+        **of(costs, "activation_bytes", "disk_bytes", "written_bytes", "checkpoint_bytes"),
+        **of(costs, "moments_bytes", "audits_bytes"),
         "items": _items_json(found),
         "machine": None if found.machine is None else dataclasses.asdict(found.machine),
         "short": found.short,
@@ -427,7 +442,7 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
 
 def _items_json(found: Checked) -> list[dict[str, object]]:
     """What memory, disk and writes are made of."""
-    places: tuple[Place, ...] = ("memory", "card", "disk", "written")
+    places: tuple[Place, ...] = ("memory", "card", "disk", "written", "seldom")
     return [
         {"process": one.process, "place": place, "purpose": one.purpose, "bytes": num_bytes}
         for place in places
@@ -486,7 +501,7 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
         ("a round", f"{_size(costs.up_bytes)} up, {_size(costs.up_bytes)} down, of each node"),
         ("who sums", _who_sums(found)),
         ("memory", _memory(costs)),
-        ("disk", f"about {_size(costs.disk_bytes)}; {_size(costs.written_bytes)} written a round"),
+        ("disk", f"about {_size(costs.disk_bytes)}; {_written(costs)}"),
         ("this machine", _this_machine(found)),
         ("deadlines", _deadlines(found)),
         ("unequal speed", _unequal(found)),
@@ -533,6 +548,18 @@ def _memory(costs: Costs) -> str:
         f" ({passes if costs.activation_bytes else 'activations come on top'}); with a GPU {host}"
         f" trainer and {card} on the card"
     )
+
+
+def _written(costs: Costs) -> str:
+    """To the disk: in each round, and what is written seldom."""
+    text = f"{_size(costs.written_bytes)} written a round"
+    if costs.checkpoint_bytes:
+        text += f", {_size(costs.checkpoint_bytes)} more every {ROUNDS_APART} rounds (a checkpoint)"
+    if costs.moments_bytes:
+        text += (
+            f", {_size(costs.moments_bytes)} more every {MOMENTS_APART_S / 60:g} minutes (moments)"
+        )
+    return text
 
 
 def _this_machine(found: Checked) -> str:

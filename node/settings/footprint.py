@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from node.holdings.checkpoints import LARGE_KEPT, LARGE_STATE_BYTES, ROUNDS_APART
+from node.holdings.checkpoints import LARGE_KEPT, LARGE_STATE_BYTES
 from node.holdings.shard_store import ROUNDS_KEPT
 from node.holdings.states import cell_sizes
 from node.processes.machine import Machine, Wants, check_machine, held_bytes
@@ -34,11 +34,12 @@ from training.models.genesis import VOCABULARY, GptShape
 from training.outer.optimizers import make_outer
 
 Process = Literal["network", "trainer"]
-Place = Literal["memory", "card", "disk", "written"]
+Place = Literal["memory", "card", "disk", "written", "seldom"]
 """`card` is the memory of the device, where there is one beside the processor; else it is memory.
-`written` is what goes to the disk in a round."""
+`written` is what goes to the disk in each round, `seldom` what does so every ROUNDS_APART rounds or
+every MOMENTS_APART_S seconds."""
 
-NETWORK_BASE_BYTES, TRAINER_BASE_BYTES = 115 * MIB, 280 * MIB
+NETWORK_BASE_BYTES, TRAINER_BASE_BYTES = 115 * MIB, 225 * MIB
 """Of the two processes before they hold a number: libraries, torch and its threads, and what large
 writes are staged in. Measured with `barnraise bench size`."""
 
@@ -55,6 +56,9 @@ FLOAT_BYTES = 4
 
 INNER_STATE, CONTRIBUTION = "inner state", "contribution"
 """The purposes of what a trainer writes before its contribution leaves."""
+
+CHECKPOINT, MOMENTS = "checkpoint", "moments"
+"""The purposes of what is written every ROUNDS_APART rounds, and every MOMENTS_APART_S seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +101,8 @@ TABLE = (
     Need("trainer", "memory", "anchor", "vector", 0.5, "mapped: the network process has it"),
     Need("trainer", "memory", "anchor, its own", "copied", 1, "of several fragments, or in flight"),
     Need("trainer", "memory", "residual", "residual", 1, "of all fragments"),
-    Need("trainer", "memory", "contribution", "payload", 1, "encoded"),
+    Need("trainer", "memory", "contribution", "payload", 0.5, "mapped, as the network sends it"),
+    Need("trainer", "memory", "in flight", "in flight", 2, "what it left over, weights as sent"),
     Need("trainer", "memory", "variates", "variates", 1.25, "SCAFFOLD's four, and the correction"),
     Need("trainer", "memory", "audit", "audited", 7, "a model of its own, and where it begins"),
     # On the disk.
@@ -113,20 +118,17 @@ TABLE = (
     Need("trainer", "disk", "traces for audits", "traces", 1, "what peers may ask to see"),
     # Written in a round.
     Need("network", "written", "results", "result", 1, "before the SEAL"),
-    Need("network", "written", "checkpoint", "state", 1 / ROUNDS_APART, "of a large model"),
-    Need(
-        *("network", "written", "checkpoint, each round", "small state", 1 - 1 / ROUNDS_APART),
-        why="of a small one",
-    ),
+    Need("network", "written", "checkpoint", "small state", 1, "as often as the disk takes it"),
     Need("trainer", "written", INNER_STATE, "inner", 1, "before the COMMIT leaves"),
     Need("trainer", "written", CONTRIBUTION, "sums", 1, "what makes it again, before the COMMIT"),
     Need(
-        *("trainer", "written", "moments", "moments apart", 1 / ROUNDS_APART),
-        why="beside training, every five minutes: of each round only where rounds are as long",
-    ),
-    Need(
         "trainer", "written", "traces for audits", "traced", 1, "states and residual of the round"
     ),
+    # Written every so many rounds, or seconds.
+    Need(
+        "network", "seldom", CHECKPOINT, "large state", 1, "the rounds between are in the results"
+    ),
+    Need("trainer", "seldom", MOMENTS, "moments apart", 1, "beside training"),
 )
 
 
@@ -160,10 +162,12 @@ def units_of(manifest: RunManifest, peers: int) -> dict[str, float]:
         "slots": vector * slots,
         "state": state,
         "small state": state * (state < LARGE_STATE_BYTES),
+        "large state": state * (state >= LARGE_STATE_BYTES),
         "moments": moments,
         "moments apart": moments * has_sums,
         "residual": vector * has_residual,
         "payload": payload,
+        "in flight": fragment * (outer.overlap > 1),
         "parts": parts,
         "result": max(sum(sizes) for sizes in cell_sizes(manifest).result),
         "activations": activation_bytes(manifest),
@@ -195,6 +199,12 @@ def amounts(
 def total(manifest: RunManifest, peers: int, place: Place, process: Process | None = None) -> int:
     """The bytes of all rows of a place."""
     return sum(num_bytes for _, num_bytes in amounts(manifest, peers, place, process))
+
+
+def seldom_bytes(manifest: RunManifest, peers: int) -> dict[str, int]:
+    """What is written at a time of what is written seldom, by purpose."""
+    found = dict.fromkeys((CHECKPOINT, MOMENTS), 0)
+    return found | {one.purpose: size for one, size in amounts(manifest, peers, "seldom")}
 
 
 def saved_bytes(manifest: RunManifest, peers: int) -> int:

@@ -8,7 +8,9 @@ counts once, and bytes that went to the disk.
 
 import shutil
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,11 +19,24 @@ from rich.console import Console
 from rich.table import Table
 
 from node.processes.children import first_error_nursery
-from node.processes.machine import Wants, check_machine, read_machine
+from node.processes.machine import Wants, check_machine, held_bytes, read_machine
 from node.settings.check import Costs, costs_of
-from node.settings.footprint import NETWORK_BASE_BYTES, TRAINER_BASE_BYTES, wants_of
+from node.settings.footprint import (
+    CHECKPOINT,
+    MOMENTS,
+    NETWORK_BASE_BYTES,
+    TRAINER_BASE_BYTES,
+    wants_of,
+)
 from node.settings.run_file import Founder, build_manifest, write_out
-from node.settings.sections import InnerSection, ModelSection, RunFile, RunSection
+from node.settings.sections import (
+    AuditsSection,
+    InnerSection,
+    ModelSection,
+    OuterSection,
+    RunFile,
+    RunSection,
+)
 from protocol.errors import ConfigError, StateError
 from protocol.limits import MIB
 from protocol.manifest import RunManifest
@@ -33,6 +48,7 @@ from sim.processes import events
 from sim.processes.events import Event, RoundTimed
 from sim.processes.sitting import Tell, check_choice, check_range, claim_folder, clock
 from sim.processes.usage import ADVICE, PeakMemory, written_bytes
+from training.loop.sums import MOMENTS_FILE
 from training.models.genesis import GPT_SIZES
 
 PEERS = 2
@@ -65,6 +81,10 @@ class SizeOptions:
     context: int = 64
     """Bytes of a sequence: few, so that two cores take a step within seconds."""
 
+    fragments: int = 1
+    audits: float = 0.0
+    """Of each contribution, on average; the run is open where there are any."""
+
     seed: int = 0
     is_unchecked: bool = False
     """Whether to start even where the machine looks too small."""
@@ -80,13 +100,18 @@ class SizeOptions:
         check_range("--rounds", self.rounds, 1, ROUNDS_MAX)
         check_range("--batch", self.batch, 1, BATCH_MAX)
         check_range("--context", self.context, 1, GPT_SIZES["1b"].context)
+        check_range("--audits", self.audits, 0, 1)
 
     def manifest(self, name: str, base: RunManifest) -> RunManifest:
         """The run of one size: what `barnraise init` writes, but for what was asked."""
         size = GPT_SIZES[name]
         settings = {**size.settings, "context": self.context}
         parsed = RunFile(
-            run=RunSection(title="barnraise bench size"),
+            run=RunSection(
+                title="barnraise bench size", trust="open" if self.audits else "friends"
+            ),
+            audits=AuditsSection(rate=self.audits),
+            outer=OuterSection(fragments=self.fragments),
             model=ModelSection(seed=self.seed, settings=dict(settings)),
             inner=InnerSection(
                 inner_steps=self.steps, batch=self.batch, learning_rate=size.learning_rate
@@ -115,6 +140,23 @@ def steps_share(rounds: Sequence[RoundTold]) -> float:
 
 
 @dataclass(slots=True)
+class SeldomWrites:
+    """How often a node wrote what is not written in each round, by its purpose."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    _seen: set[tuple[str, str]] = field(default_factory=set)
+
+    def look(self, folder: Path) -> None:
+        """At the folder of a node, at least once a round: a file that is new was written."""
+        found = {(CHECKPOINT, path.name) for path in folder.glob("runs/*/checkpoints/round-*")}
+        for path in folder.glob(f"runs/*/inner/{MOMENTS_FILE}"):
+            with suppress(OSError):  # It is being replaced.
+                found.add((MOMENTS, str(path.stat().st_mtime_ns)))
+        self.counts.update(purpose for purpose, _ in found - self._seen)
+        self._seen |= found
+
+
+@dataclass(slots=True)
 class NodeTold:
     """What one node told and took, while it goes on."""
 
@@ -133,6 +175,10 @@ class NodeTold:
 
     written_bytes: int = 0
     """By then, and at last in the measured rounds."""
+
+    seldom: SeldomWrites = field(default_factory=SeldomWrites)
+    disk_bytes: int = 0
+    """The most that its folder had behind a measured round."""
 
     def hear(self, event: Event, now_s: float) -> None:
         """Take an event in."""
@@ -175,6 +221,12 @@ class SizeRow:
     written_bytes: float
     """By both processes, in a round."""
 
+    foretold_bytes: float
+    """The same, with what is written seldom as often as it was."""
+
+    disk_bytes: int
+    """Of a node's folder, at most."""
+
     steps_share: float
     listed_share: float
     round_s: float
@@ -191,7 +243,7 @@ class SizeRow:
         pairs = {
             "network_memory": (self.costs.network_memory_bytes, self.network_bytes),
             "trainer_memory": (self.costs.trainer_memory_bytes, self.trainer_bytes),
-            "written": (self.costs.written_bytes, self.written_bytes),
+            "written": (self.foretold_bytes, self.written_bytes),
         }
         return {name: told / max(1, found) - 1.0 for name, (told, found) in pairs.items()}
 
@@ -215,13 +267,14 @@ class SizeRow:
             "check_error": round(max(map(abs, self.errors.values())), 4),
             "network_bytes": self.network_bytes,
             "trainer_bytes": self.trainer_bytes,
+            "disk_bytes_per_param": round(self.disk_bytes / numel, 2),
             "round_s": round(self.round_s, 3),
             "step_s": round(self.step_s, 4),
             "check": {
                 "network_memory_bytes": self.costs.network_memory_bytes,
                 "trainer_memory_bytes": self.costs.trainer_memory_bytes,
                 "activation_bytes": self.costs.activation_bytes,
-                "written_bytes": self.costs.written_bytes,
+                "written_bytes": round(self.foretold_bytes),
                 "errors": {name: round(error, 4) for name, error in self.errors.items()},
             },
         }
@@ -235,6 +288,8 @@ def size_json(options: SizeOptions, commit: str, rows: Sequence[SizeRow]) -> dic
         "rounds": options.rounds,
         "batch": options.batch,
         "context": options.context,
+        "fragments": options.fragments,
+        "audits": options.audits,
         "seed": options.seed,
         "network_base_bytes": NETWORK_BASE_BYTES,
         "trainer_base_bytes": TRAINER_BASE_BYTES,
@@ -245,7 +300,8 @@ def size_json(options: SizeOptions, commit: str, rows: Sequence[SizeRow]) -> dic
 def print_sizes(console: Console, rows: Sequence[SizeRow]) -> None:
     """The same for people."""
     table = Table("size", box=None, pad_edge=False)
-    for title in ("network B/p", "trainer B/p", "written B/p", "steps", "listed", "a round"):
+    sizes = ("network B/p", "trainer B/p", "written B/p", "disk B/p")
+    for title in (*sizes, "steps", "listed", "a round"):
         table.add_column(title, justify="right")
     table.add_column("check off by", justify="right")
     for row in rows:
@@ -256,6 +312,7 @@ def print_sizes(console: Console, rows: Sequence[SizeRow]) -> None:
             f"{found['network_bytes_per_param']:.1f}",
             f"{found['trainer_bytes_per_param']:.1f}",
             f"{found['written_bytes_per_param_round']:.1f}",
+            f"{found['disk_bytes_per_param']:.1f}",
             f"{row.steps_share:.0%}",
             f"{row.listed_share:.0%}",
             f"{row.round_s:.1f} s",
@@ -342,9 +399,15 @@ class SizeRun:
                 await self._until(swarm, told, SETTLING_ROUNDS)
                 for name, one in told.items():
                     one.first, one.num_sealed = len(one.rounds) - 1, len(one.sealed)
+                    one.seldom.look(story.nodes[name].folder)
+                    one.seldom.counts.clear()
                     one.written_bytes = written_bytes(_pids(story.nodes[name]))
                 for number in range(1, self._options.rounds + 1):
                     await self._until(swarm, told, number)
+                    for name, one in told.items():
+                        folder = story.nodes[name].folder
+                        one.seldom.look(folder)
+                        one.disk_bytes = max(one.disk_bytes, held_bytes(folder))
                     self._tell(f"round {number} of {self._options.rounds}")
                 for name, one in told.items():
                     one.written_bytes = written_bytes(_pids(story.nodes[name])) - one.written_bytes
@@ -372,7 +435,10 @@ def row_of(name: str, costs: Costs, told: Sequence[NodeTold]) -> SizeRow:
     """What two nodes told and took, as a row. Pure."""
     num_rounds = [len(one.measured) for one in told]
     each_s = [one.length_s / count for one, count in zip(told, num_rounds, strict=True)]
-    written = [one.written_bytes / count for one, count in zip(told, num_rounds, strict=True)]
+    written = [
+        (one.written_bytes / count, costs.written_bytes + _seldom_bytes(costs, one) / count)
+        for one, count in zip(told, num_rounds, strict=True)
+    ]
     listings = [is_in for one in told for is_in in one.listings]
     timed = [round_.timed for one in told for round_ in one.measured if round_.timed is not None]
     steps = [one.train_s / max(1, one.steps) for one in timed]
@@ -381,12 +447,20 @@ def row_of(name: str, costs: Costs, told: Sequence[NodeTold]) -> SizeRow:
         costs=costs,
         network_bytes=max(one.network.num_bytes for one in told),
         trainer_bytes=max(one.trainer.num_bytes for one in told),
-        written_bytes=max(written),
+        written_bytes=max(written)[0],
+        foretold_bytes=max(written)[1],
+        disk_bytes=max(one.disk_bytes for one in told),
         steps_share=min(steps_share(one.measured) for one in told),
         listed_share=sum(listings) / max(1, len(listings)),
         round_s=statistics.mean(each_s),
         step_s=statistics.median(steps),
     )
+
+
+def _seldom_bytes(costs: Costs, told: NodeTold) -> int:
+    """What `check` says of what was written seldom, as often as it was."""
+    counts = told.seldom.counts
+    return counts[CHECKPOINT] * costs.checkpoint_bytes + counts[MOMENTS] * costs.moments_bytes
 
 
 async def _watch_memory(story: Story, told: Mapping[str, NodeTold]) -> None:

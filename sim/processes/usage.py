@@ -77,10 +77,12 @@ class PeakMemory:
     """The most memory that one process takes, its share of what others have as well.
 
     The system keeps the highest mark of all that a process had, shared or not, and tells its share
-    only of the moment: what others share is taken from the look at which it had most.
+    only of the moment. So of that mark others' share is what it was at the look nearest to it, at
+    which the process had most, shared or not: at the end of a round more is shared than in a step.
     """
 
     proportional: int = 0
+    resident: int = 0
     shared: int = 0
     """Of the same look: what is others' share."""
 
@@ -99,8 +101,9 @@ class PeakMemory:
 
     def take(self, resident: int, proportional: int, high: int) -> None:
         """What a look found, in bytes."""
-        if proportional > self.proportional:
-            self.proportional, self.shared = proportional, resident - proportional
+        self.proportional = max(self.proportional, proportional)
+        if resident > self.resident:
+            self.resident, self.shared = resident, resident - proportional
         self.high = max(self.high, high)
 
     @property

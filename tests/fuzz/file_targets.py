@@ -49,8 +49,8 @@ from training.files.state import META_FILE, load_checkpoint, named_tensors
 from training.files.tensor_file import read_metadata
 from training.files.tensor_file import read_tensors as read_tensor_file
 from training.loop.inner_state import InnerFolder, InnerState
-from training.loop.moments import MOMENTS_FILE, MomentsFile
-from training.loop.sums import read_sums
+from training.loop.moments import MomentsFile
+from training.loop.sums import MOMENTS_FILE, read_sums
 from training.models.building import build_model
 from training.models.genesis import genesis_weights
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -31,6 +32,7 @@ from node.settings.footprint import (
     saved_bytes,
     trace_bytes,
 )
+from node.settings.sections import run_file_text
 from node.trainers.choosing import COVER
 from protocol.errors import ConfigError
 from protocol.manifest import OuterSpec
@@ -39,7 +41,7 @@ from tests.training.replicas import OUTER, small_manifest
 from tests.training.solo import Solo
 from training.loop.sums import INNER_STATES_KEPT
 from training.methods.presets import IN_PROCESS, NOT_YET, PRESETS
-from training.models.genesis import shard_spec
+from training.models.genesis import GPT_SIZES, shard_spec
 
 LEAST = '[run]\ntitle = "t"\nrounds = 200\n'
 
@@ -468,5 +470,26 @@ def test_items_add_up_to_what_is_told(tmp_path: Path) -> None:
         return sum(one["bytes"] for one in told["items"] if one["place"] == place)
 
     assert (of("disk"), of("written")) == (told["disk_bytes"], told["written_bytes"])
+    assert of("seldom") == told["checkpoint_bytes"] + told["moments_bytes"]
     bases = NETWORK_BASE_BYTES + TRAINER_BASE_BYTES
     assert of("memory") + of("card") + bases == told["memory_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("size", "seldom"),
+    [
+        ("120k", ""),
+        (
+            "10m",
+            ", 82.5 MiB more every 8 rounds (a checkpoint)"
+            ", 82.5 MiB more every 5 minutes (moments)",
+        ),
+    ],
+)
+def test_what_is_not_written_in_each_round_is_told_apart(
+    size: str, seldom: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(run_file_text(path.name, "A run", GPT_SIZES[size]))
+    (told,) = re.findall(r"written a round(.*?) *\n", people(check_run_file(path, 2)))
+    assert told == seldom

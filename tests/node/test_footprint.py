@@ -6,12 +6,22 @@ import numpy as np
 import pytest
 import torch
 
-from node.settings.footprint import TABLE, activation_bytes, amounts, total, units_of
+from node.settings.footprint import (
+    CHECKPOINT,
+    MOMENTS,
+    TABLE,
+    activation_bytes,
+    amounts,
+    seldom_bytes,
+    total,
+    units_of,
+)
 from protocol.manifest import AuditSpec, ModelSpec, RunManifest, Setting
 from tests.training.replicas import OUTER, small_manifest
 from training.device.inner import batch_loss
 from training.models.building import build_model
 from training.models.genesis import GPT_SIZES, shard_spec
+from training.outer.optimizers import make_outer
 
 
 def manifest_of(name: str, **changes: int) -> RunManifest:
@@ -79,6 +89,19 @@ def test_network_process_holds_what_two_audits_begin_with(fragments: int) -> Non
     found = {one.purpose: size for one, size in amounts(manifest, 4, "memory", "network")}
     numel = manifest.layout(0).numel
     assert found["audits"] == 2 * 4 * (3 * numel + 2 * numel // fragments)
+
+
+def test_checkpoints_and_moments_of_a_large_model_are_written_seldom_and_of_a_small_one_never() -> (
+    None
+):
+    small, large = manifest_of("120k"), manifest_of("10m")
+    numel = large.layout(0).numel
+    state = 4 * numel * (1 + len(make_outer(large.outer).slots))
+    assert seldom_bytes(large, 4) == {CHECKPOINT: state, MOMENTS: 8 * numel}
+    assert seldom_bytes(small, 4) == {CHECKPOINT: 0, MOMENTS: 0}
+    each = {one.purpose for one, _ in amounts(small, 4, "written")}
+    assert CHECKPOINT in each
+    assert CHECKPOINT not in {one.purpose for one, _ in amounts(large, 4, "written")}
 
 
 def test_anchor_is_copied_where_the_trainer_cannot_read_it_in_place() -> None:

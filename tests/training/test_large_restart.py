@@ -23,8 +23,8 @@ from training.device.inner import make_optimizer, optimizer_tensors
 from training.files.tensor_file import read_metadata, read_tensors
 from training.loop.diloco import DiLoCo
 from training.loop.inner_state import InnerFolder
-from training.loop.moments import MOMENTS_FILE, MomentsFile
-from training.loop.sums import INNER_STATES_KEPT
+from training.loop.moments import MomentsFile
+from training.loop.sums import INNER_STATES_KEPT, MOMENTS_FILE
 from training.methods.method import Method, Vector
 from training.models.building import build_model
 

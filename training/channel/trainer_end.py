@@ -183,13 +183,13 @@ class SpareWork(Protocol):
         ...
 
     def end(self, *, is_alone: bool, is_ahead: bool) -> None:
-        """The wait is over, and the model must be as it was. `is_alone`: nobody else has a seat,
-        so nobody waits for this trainer. `is_ahead`: with two rounds in flight it need not wait,
-        and a little more may be done."""
+        """The wait is over, and the model must be as it was, but for what the outcome replaces.
+        `is_alone`: nobody else has a seat, so nobody waits for this trainer. `is_ahead`: with two
+        rounds in flight it need not wait, and a little more may be done."""
         ...
 
     def give_up(self) -> None:
-        """The wait has failed: the model must be as it was, and nothing is told."""
+        """The wait has failed: the model must be as behind `end`, and nothing is told."""
         ...
 
 

@@ -8,6 +8,7 @@ that a peer that joined late trains with the rate of everybody else. Moments sta
 they are neither averaged nor reset at a round.
 """
 
+import inspect
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -46,14 +47,27 @@ def learning_rate(manifest: RunManifest, step: int) -> float:
     return inner.learning_rate * (floor + (1.0 - floor) * cosine)
 
 
+def _uncompiled(kind: type[torch.optim.Optimizer]) -> Callable[..., torch.optim.Optimizer]:
+    """That optimizer, under its own name, without torch's compiler: what its methods are wrapped in
+    loads that, 70 MiB and a second of the processor, to say that it is to keep out."""
+    names = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+    bare = {name: inspect.unwrap(getattr(kind, name)) for name in names}
+    # The wrapping of `step` switches gradients off, too.
+    bare["step"] = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), bare)
+
+
+_AdamW, _SGD = map(_uncompiled, (torch.optim.AdamW, torch.optim.SGD))
+
+
 def make_optimizer(model: nn.Module, inner: InnerSpec) -> torch.optim.Optimizer:
     """AdamW as the manifest says; matrices decay, norms (one axis) do not. Or SGD without moments:
     the drift of one step is then the gradient, times the rate."""
     if inner.optimizer == "sgd":
-        return torch.optim.SGD(model.parameters(), lr=inner.learning_rate)
+        return _SGD(model.parameters(), lr=inner.learning_rate)
     matrices = [p for p in model.parameters() if p.dim() >= 2]
     vectors = [p for p in model.parameters() if p.dim() < 2]
-    return torch.optim.AdamW(
+    return _AdamW(
         [
             {"params": matrices, "weight_decay": inner.weight_decay},
             {"params": vectors, "weight_decay": 0.0},

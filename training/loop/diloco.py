@@ -68,6 +68,9 @@ from training.numeric.memory import give_back_free_memory
 
 logger = logging.getLogger(__name__)
 
+_FREE_BYTES_KEPT = 4 << 20
+"""Gradients and activations make way for the drift, whose memory is none of the heap's."""
+
 
 class RoundWatcher:
     """What else looks on at each round and keeps of it what it needs; this one looks at nothing.
@@ -162,6 +165,8 @@ class DiLoCo:
         """By fragment the weights that the round in hand began with, where the anchor is not."""
         self._pending: dict[int, Pending] = {}
         """By fragment, oldest first."""
+        self._contributed = 0
+        """The fragment that was handed over last."""
         if inner_store is None and isinstance(exchange, KeepsInnerState):
             inner_store = exchange.inner_store
         self._inner_store = inner_store
@@ -209,6 +214,16 @@ class DiLoCo:
         """Whether the run has ended: there is nothing to train any more."""
         return not self._lease
 
+    @property
+    def going_on(self) -> tuple[int, ...]:
+        """The fragments whose working weights are needed behind the wait for the contribution that
+        was handed over last: of the others, its outcome brings new ones."""
+        return self._going_on(self._contributed)
+
+    def _going_on(self, contributed: int) -> tuple[int, ...]:
+        keeps = self._method.keeps_weights
+        return tuple(f for f in range(len(self._anchors)) if keeps(f, contributed))
+
     def begin_step(self) -> None:
         """Before the gradient of each step, in a run with audits."""
         step = self._local_step
@@ -240,7 +255,7 @@ class DiLoCo:
         if due.begin:
             # Of no more use: the drift needs as much memory, and the next step makes new ones.
             self._inner_optimizer.zero_grad(set_to_none=True)
-            give_back_free_memory()
+            give_back_free_memory(_FREE_BYTES_KEPT)
         for fragment in due.begin:
             with self.watch.within("encode"):
                 outcome = self._begin(fragment, is_joined=fragment in due.join)
@@ -370,6 +385,7 @@ class DiLoCo:
             self._ahead[fragment] = ahead_N
 
     def _hand_over(self, contribution: Contribution) -> None:
+        self._contributed = contribution.fragment
         timed = replace(contribution, times=self.watch.take())
         ticket = self._exchange.begin(contribution.fragment, timed)
         self._pending[contribution.fragment] = Pending(self._clock.round, ticket)
@@ -409,9 +425,8 @@ class DiLoCo:
         if self._watcher.keeps_states:
             return {}
         return {
-            fragment: (anchor_digest(anchor_N), read_fragment(self._model, self._shard, fragment))
-            for fragment, anchor_N in enumerate(self._anchors)
-            if self._method.keeps_weights(fragment, contributed)
+            f: (anchor_digest(self._anchors[f]), read_fragment(self._model, self._shard, f))
+            for f in self._going_on(contributed)
         }
 
     def _due(self, local_step: int) -> Due:

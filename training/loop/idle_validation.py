@@ -11,7 +11,7 @@ an order in which the first of them are spread over all of the text.
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,12 @@ from training.channel.exchange import Stopwatch
 from training.channel.frames import Validation
 from training.channel.trainer_end import ChannelExchange
 from training.device.inner import MicroBatch, validation_loss
-from training.models.building import read_fragments, write_fragments
+from training.models.building import (
+    read_fragment,
+    read_fragments,
+    write_fragment,
+    write_fragments,
+)
 
 VALIDATION_WINDOWS = 128
 """Held-out windows per validation: fixed, so that curves of all nodes and rounds compare."""
@@ -97,10 +102,12 @@ class IdleValidator:
         watch: Stopwatch,
         *,
         share: float,
+        goes_on: Callable[[], Iterable[int]],
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`goes_on` names the fragments whose working weights are needed behind the wait."""
         self._exchange, self._held_out, self._watch = exchange, held_out, watch
-        self._share, self._now_s = share, now_s
+        self._share, self._goes_on, self._now_s = share, goes_on, now_s
         self._windows_BW = held_out.windows_BW[spread_order(len(held_out.windows_BW))]
         self._least = min(WINDOWS_LEAST, len(held_out.windows_BW))
         self._looked_s = now_s()
@@ -114,7 +121,7 @@ class IdleValidator:
         """By how much more than what is left a measurement may be completed to WINDOWS_LEAST."""
         self._piece = 1
         self._round = -1
-        self._working: list[NDArray[np.float32]] = []
+        self._working: dict[int, NDArray[np.float32]] = {}
         self._num_done, self._total = 0, 0.0
 
     def is_due(self) -> bool:
@@ -135,13 +142,15 @@ class IdleValidator:
         return True
 
     def begin(self) -> None:
-        """See SpareWork. The anchors take the place of the working weights, which are kept."""
+        """See SpareWork. The anchors take the place of the working weights; those that go on are
+        kept, for the others the outcome brings new ones."""
         held_out, began_s = self._held_out, self._now_s()
+        model, shard = held_out.model, held_out.shard
         with self._watch.within("validate"):
-            for parameter in held_out.model.parameters():
+            for parameter in model.parameters():
                 parameter.grad = None  # Each step makes its own; the copy takes their memory.
-            self._working = read_fragments(held_out.model, held_out.shard)
-            write_fragments(held_out.model, held_out.shard, self._exchange.anchors)
+            self._working = {one: read_fragment(model, shard, one) for one in self._goes_on()}
+            write_fragments(model, shard, self._exchange.anchors)
         self._num_done, self._total, self._piece = 0, 0.0, 1
         self._left_s -= self._now_s() - began_s
 
@@ -176,8 +185,9 @@ class IdleValidator:
     def give_up(self) -> None:
         """See SpareWork."""
         with self._watch.within("validate"):
-            write_fragments(self._held_out.model, self._held_out.shard, self._working)
-        self._working = []
+            for fragment, local_N in self._working.items():
+                write_fragment(self._held_out.model, self._held_out.shard, fragment, local_N)
+        self._working = {}
 
     def measure_last(self) -> None:
         """The run is over, and nobody waits: measure its last anchor over all windows, as whoever

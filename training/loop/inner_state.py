@@ -42,8 +42,15 @@ from training.compression.dense import DenseCodec
 from training.device.inner import load_optimizer_tensors
 from training.files.durable import WRITING, make_folder_durably
 from training.files.tensor_file import TensorFile, read_metadata, read_tensors, write_tensors
-from training.loop.moments import APART_S, MomentsFile
-from training.loop.sums import INNER_STATES_KEPT, SUMS_SUFFIX, SumsWriter, is_large, read_sums
+from training.loop.moments import MomentsFile
+from training.loop.sums import (
+    INNER_STATES_KEPT,
+    MOMENTS_APART_S,
+    SUMS_SUFFIX,
+    SumsWriter,
+    is_large,
+    read_sums,
+)
 from training.methods.method import Method, MethodNotes, anchor_digest
 
 logger = logging.getLogger(__name__)
@@ -154,7 +161,7 @@ class InnerFolder:
         shard: int = 0,
         *,
         large: bool | None = None,
-        apart_s: float = APART_S,
+        apart_s: float = MOMENTS_APART_S,
     ) -> None:
         self._folder = folder
         self._run = manifest.digest.hex()

@@ -20,14 +20,9 @@ from torch import Tensor
 
 from protocol.errors import CheckpointError
 from training.files.tensor_file import TensorFile, read_tensors, write_tensors
+from training.loop.sums import MOMENTS_APART_S, MOMENTS_FILE
 
 logger = logging.getLogger(__name__)
-
-APART_S = 300.0
-"""From one write to the next: what a crash costs of them at most, beside the round in hand. A write
-takes eight bytes per parameter of the disk, with AdamW."""
-
-MOMENTS_FILE = "moments.safetensors"
 
 
 class _Gate:
@@ -59,7 +54,7 @@ class MomentsFile:
         folder: Path,
         words: Mapping[str, str],
         *,
-        apart_s: float = APART_S,
+        apart_s: float = MOMENTS_APART_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.path = folder / MOMENTS_FILE

@@ -8,6 +8,7 @@ thread writes them while the cells behind are still encoded; what is left to wai
 little. Without torch: whoever says what a run takes of the disk reads it too.
 """
 
+import mmap
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -28,6 +29,13 @@ SUMS_SUFFIX = ".sums"
 INNER_STATES_KEPT = 3
 """Rounds whose files stay (`training.loop.inner_state`)."""
 
+MOMENTS_FILE = "moments.safetensors"
+"""Those of a large model (`training.loop.moments`)."""
+
+MOMENTS_APART_S = 300.0
+"""From one write of them to the next: what a crash costs at most, beside the round in hand. A write
+takes eight bytes per parameter of the disk, with AdamW."""
+
 LARGE_BYTES = 32 * limits.MIB
 """A model whose float32 weights are so many is large: what is little wears no disk, and is whole in
 each file."""
@@ -38,9 +46,9 @@ def is_large(manifest: RunManifest, shard: int = 0) -> bool:
     return 4 * manifest.layout(shard).numel >= LARGE_BYTES and not manifest.audits.rate
 
 
-_CHUNK_BYTES = 4 * limits.MIB
-_CHUNKS_WAITING_MAX = 4
-"""Copies that wait for the disk; beyond them the encoder does."""
+_CHUNK_BYTES = 2 * limits.MIB
+_CHUNKS = 4
+"""What the encoder may be ahead of the disk; beyond that it waits."""
 
 
 class SumsWriter:
@@ -51,31 +59,43 @@ class SumsWriter:
         self.path = path
         self._file = SYSTEM_FILES.create(path)
         self._hasher = blake3()
-        self._chunk = bytearray()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="sums")
-        self._waiting: deque[Future[None]] = deque()
+        # Memory that begins at a page is written from where it lies.
+        self._free = deque(mmap.mmap(-1, _CHUNK_BYTES) for _ in range(_CHUNKS))
+        self._chunk, self._filled = self._free.popleft(), 0
+        self._waiting: deque[Future[mmap.mmap]] = deque()
 
     def add(self, cell_N: NDArray[np.float32]) -> None:
         """The next cell, which is copied."""
-        self._chunk += cell_N.astype("<f4", copy=False).data.cast("B")
-        if len(self._chunk) >= _CHUNK_BYTES:
-            self._pass_on()
+        left = cell_N.astype("<f4", copy=False).data.cast("B")
+        while left:
+            part = left[: _CHUNK_BYTES - self._filled]
+            self._chunk[self._filled : self._filled + len(part)] = part
+            self._filled += len(part)
+            left = left[len(part) :]
+            if self._filled == _CHUNK_BYTES:
+                self._pass_on()
+                self._chunk = self._free.popleft() if self._free else self._written()
 
     def _pass_on(self) -> None:
-        chunk, self._chunk = self._chunk, bytearray()
-        self._waiting.append(self._pool.submit(self._write, memoryview(chunk)))
-        if len(self._waiting) > _CHUNKS_WAITING_MAX:
-            self._waiting.popleft().result()
+        self._waiting.append(self._pool.submit(self._write, self._chunk, self._filled))
+        self._filled = 0
 
-    def _write(self, chunk: memoryview) -> None:
-        self._hasher.update(chunk)
-        self._file.write(chunk)
+    def _written(self) -> mmap.mmap:
+        """Memory that may be filled again."""
+        return self._waiting.popleft().result()
+
+    def _write(self, chunk: mmap.mmap, size: int) -> mmap.mmap:
+        with memoryview(chunk) as whole, whole[:size] as view:
+            self._hasher.update(view)
+            self._file.write(view)
+        return chunk
 
     def finish(self) -> bytes:
         """On the disk but for the file's name when it returns; BLAKE3 of all of it."""
         self._pass_on()
         while self._waiting:
-            self._waiting.popleft().result()
+            self._written()
         self._file.sync()
         self._end()
         return self._hasher.digest()

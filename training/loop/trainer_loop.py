@@ -133,6 +133,7 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
         HeldOut(model, manifest.shards[options.shard], micro_batch, held_out_BW),
         diloco.watch,
         share=options.validation_share,
+        goes_on=lambda: diloco.going_on,
     )
     exchange.spare = validator
     if traces is not None:

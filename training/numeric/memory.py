@@ -147,8 +147,9 @@ class _Usage(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_size_t) for name in _USAGE_FIELDS)
 
 
-def give_back_free_memory() -> int:
-    """Have the heap give its free pages back where they are many; how many bytes were free.
+def give_back_free_memory(kept_bytes: int = FREE_BYTES_KEPT) -> int:
+    """Have the heap give its free pages back where they are more than so many bytes; how many were
+    free.
 
     A round makes cells of memory of their own, so what is free here was needed once: by a state
     that was made or fetched. 0 where the C library does not say.
@@ -160,7 +161,7 @@ def give_back_free_memory() -> int:
         return 0
     usage.restype = _Usage
     free_bytes: int = usage().free
-    if free_bytes < FREE_BYTES_KEPT:
+    if free_bytes < kept_bytes:
         return 0
     trim(ctypes.c_size_t(0))
     return free_bytes

@@ -76,6 +76,15 @@ def test_liars_of_other_kinds_are_banned(attack, seed):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("fragments", [1, 4])
+def test_seven_liars_of_sixteen_are_banned_at_the_usual_rate(fragments, seed):
+    found = audited("scale:0.4375", seed, peers=16, rounds=30, audits=0.2, fragments=fragments)
+    assert found.violation is None
+    assert (found.rounds_sealed, found.banned, found.false_bans) == (30, 7, 0)
+    assert set(accusations(found).values()) == {Accusation.WRONG_WORK}
+
+
+@pytest.mark.slow
 def test_liar_whose_segments_do_not_lead_to_each_other_is_banned_when_one_is_met(seed):
     # One of eight is bent in nearly each round: an audit meets it with one chance in nine.
     found = audited("bent_segment:0.15", seed, peers=9, rounds=70)

@@ -77,6 +77,9 @@ def test_peak_between_two_looks_is_the_system_s_mark_without_what_others_share()
     peak.take(resident=120, proportional=80, high=300)
     peak.take(resident=50, proportional=45, high=300)
     assert peak.num_bytes == 300 - 40
+    # The mark is of when most was there, not of when most was its own.
+    peak.take(resident=110, proportional=109, high=300)
+    assert peak.num_bytes == 300 - 40
     calm = PeakMemory()
     calm.take(resident=100, proportional=70, high=0)
     assert calm.num_bytes == 70

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from node.settings.check import costs_of
+from node.settings.footprint import CHECKPOINT, MOMENTS
 from protocol.errors import ConfigError
 from sim.bench.size import (
     LOOK_S,
@@ -29,6 +30,7 @@ from sim.bench.size import (
 from sim.processes.events import MethodChosen, RoundSealed, RoundTimed
 from sim.processes.usage import PeakMemory
 from tests.training.replicas import small_manifest
+from training.loop.sums import MOMENTS_FILE
 
 COSTS = costs_of(small_manifest(), 2)
 
@@ -98,6 +100,28 @@ def test_row_is_of_the_node_that_took_most_and_of_the_measured_rounds_alone() ->
     assert row.listed_share == pytest.approx((4 - 1 + 1) / 6)
 
 
+def test_what_is_written_seldom_is_foretold_as_often_as_it_was(tmp_path: Path) -> None:
+    costs = replace(COSTS, checkpoint_bytes=1000, moments_bytes=70)
+    told = node(listed=True, written=10**9)
+    run = tmp_path / "runs" / "run"
+    (run / "checkpoints" / "round-000001").mkdir(parents=True)
+    (run / "inner").mkdir()
+    moments = run / "inner" / MOMENTS_FILE
+    moments.write_bytes(b"")
+    told.seldom.look(tmp_path)
+    assert told.seldom.counts == {CHECKPOINT: 1, MOMENTS: 1}
+    told.seldom.counts.clear()
+    for second in (1, 2, 3):
+        os.utime(moments, (second, second))
+        told.seldom.look(tmp_path)
+        told.seldom.look(tmp_path)
+    (run / "checkpoints" / "round-000009").mkdir()
+    told.seldom.look(tmp_path)
+    # In two measured rounds one checkpoint, and moments three times.
+    found = row_of("x", costs, [told, node(listed=True, written=1)])
+    assert found.foretold_bytes == costs.written_bytes + (1000 + 3 * 70) / 2
+
+
 def row(**changes: object) -> SizeRow:
     exact = SizeRow(
         name="x",
@@ -105,6 +129,8 @@ def row(**changes: object) -> SizeRow:
         network_bytes=COSTS.network_memory_bytes,
         trainer_bytes=COSTS.trainer_memory_bytes,
         written_bytes=COSTS.written_bytes,
+        foretold_bytes=COSTS.written_bytes,
+        disk_bytes=0,
         steps_share=0.5,
         listed_share=1.0,
         round_s=1.0,
@@ -138,6 +164,7 @@ def test_json_has_the_keys_that_are_promised(tmp_path: Path) -> None:
         ({"rounds": 0}, "--rounds 0"),
         ({"batch": 0}, "--batch 0"),
         ({"context": 5000}, "--context 5000"),
+        ({"audits": 1.5}, "--audits 1.5"),
     ],
 )
 def test_option_that_makes_no_sense_is_refused(change, why, tmp_path):
@@ -151,6 +178,13 @@ def test_run_of_a_size_is_what_init_writes_but_for_what_was_asked(tmp_path: Path
     assert (found.inner.inner_steps, found.inner.batch) == (7, 3)
     assert (found.model.setting("context"), found.model.seed) == (32, 5)
     assert (found.outer.preset, found.timing.deadline_floor_s) == ("diloco", 5.0)
+
+
+def test_audits_make_the_run_an_open_one_and_fragments_cut_its_model(tmp_path: Path) -> None:
+    options = SizeOptions(sizes=("120k",), folder=tmp_path, steps=8, fragments=4, audits=0.2)
+    found = options.manifest("120k", small_manifest())
+    assert (found.trust, found.audits.rate, found.outer.codec) == ("open", 0.2, "fp16")
+    assert found.layout(0).num_fragments == 4
 
 
 async def test_node_that_begins_to_tell_while_another_is_looked_at_stops_no_look(

@@ -117,6 +117,8 @@ def test_fragments_are_synced_in_turn_and_end_equal_on_all_replicas(seed: int) -
             assert (outcome is None) == (step % 2 == 0)
             if outcome is not None:
                 fragments.append(index % 2)
+                # The weights of the other fragment alone outlived the wait.
+                assert diloco.going_on == (1 - index % 2,)
                 assert outcome.anchor_N.shape == before[index % 2].shape
         return fragments, [read_fragment(model, manifest.shards[0], f) for f in range(2)]
 

@@ -45,7 +45,9 @@ class Slow(nn.Module):
 class Scene:
     """A validator of a model of one tensor; what it tells, and what its exchange asks."""
 
-    def __init__(self, share: float, *, is_ahead: bool = False) -> None:
+    def __init__(
+        self, share: float, *, is_ahead: bool = False, goes_on: tuple[int, ...] = (0,)
+    ) -> None:
         self.is_ahead = is_ahead
         self.clock = Clock()
         self.model = Slow(self.clock)
@@ -58,7 +60,12 @@ class Scene:
         self.watch = Stopwatch(self.clock)
         exchange = cast("ChannelExchange", self)
         self.validator = IdleValidator(
-            exchange, self.held_out, self.watch, share=share, now_s=self.clock
+            exchange,
+            self.held_out,
+            self.watch,
+            share=share,
+            goes_on=lambda: goes_on,
+            now_s=self.clock,
         )
 
     def take_validation(self) -> int | None:
@@ -192,6 +199,16 @@ def test_working_weights_are_what_they_were_to_the_bit_and_the_anchors_were_meas
     whole = anchor_loss(scene.model, scene.held_out.shard, scene.anchors, scene.held_out.windows_BW)
     assert scene.told[0].windows == COUNT
     assert scene.told[0].loss == pytest.approx(whole, rel=1e-6)
+
+
+def test_of_weights_that_the_outcome_replaces_no_copy_is_kept() -> None:
+    scene = Scene(1.0, goes_on=())
+    with torch.no_grad():
+        scene.model.logits.fill_(5.0)
+    assert scene.round(1, 1000.0)
+    left_N = read_fragment(scene.model, scene.held_out.shard, 0)
+    assert left_N.tobytes() == scene.anchors[0].tobytes()
+    assert scene.told[0].windows == COUNT
 
 
 def test_nothing_is_measured_that_was_not_asked_for_or_without_a_share() -> None:
