@@ -127,7 +127,7 @@ def test_round_began_for_nobody_before_as_many_told_all_as_no_quorum_does_withou
 def is_asked(number, sender):
     """Whether a member is among the first to hold parts of a sender."""
     view = view_of(SIX[0], HEAD, COMMITS, trust="open", opened_s=0.0)
-    targets = (view.gathering().first_targets(piece, SIX[sender]) for piece in view.slices)
+    targets = (view.gathering().owing_targets(piece, SIX[sender]) for piece in view.slices)
     return number != sender and any(SIX[number] in peers for peers in targets)
 
 
