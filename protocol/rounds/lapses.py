@@ -88,11 +88,11 @@ def _owed_haves(view: RoundView, now_s: float) -> set[PeerId]:
 
 
 def _may_be_awaited(view: RoundView, now_s: float) -> set[PeerId]:
-    """For whose COMMIT others may wait though nothing is heard of its work here: until enough no
-    longer do, and all have heard that."""
-    passed_over_s, relayed_s = view.waits.passed_over_s, view.config.relayed_s
+    """For whose COMMIT others may wait though nothing is heard of its work here: until it is left
+    behind, and all have heard that."""
+    left_behind_s, relayed_s = view.waits.left_behind_s, view.config.relayed_s
     missing = view.awaited_at_first.difference(view.ballots.commits)
-    return {peer for peer in missing if now_s < passed_over_s.get(peer, math.inf) + relayed_s}
+    return {peer for peer in missing if now_s < left_behind_s.get(peer, math.inf) + relayed_s}
 
 
 def _note_ready(view: RoundView, now_s: float) -> None:

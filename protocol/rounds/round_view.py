@@ -329,8 +329,8 @@ class RoundWaits:
     """When the last of them moved, or came to what the round needed: it goes on from there."""
     given_up: frozenset[PeerId] = frozenset()
     """Who is late, and has spent what others wait for it or is waited for by too few."""
-    passed_over_s: dict[PeerId, float] = field(default_factory=dict)
-    """Since when enough have said what they hold without waiting for the COMMIT of a member."""
+    left_behind_s: dict[PeerId, float] = field(default_factory=dict)
+    """Since when most have said what they hold without waiting for the COMMIT of a member."""
     done_s: dict[int, float] = field(default_factory=dict)
     """Since when only few are late, by what is waited for."""
     late: frozenset[PeerId] = frozenset()

@@ -186,6 +186,7 @@ TOLD = (
     Beat(NOTHING),
     Beat(LONG),
 )
+STEPS = (Beat(STEP), Beat(COMMIT))
 PROGRESS = {
     "4 voters, X says what it likes of its work": WaitingPlan(beats=2, acts=TOLD, attempts=1),
     "4 voters, and it owes all else": WaitingPlan(beats=2, acts=TOLD, mute=True, place=1),
@@ -195,6 +196,12 @@ PROGRESS = {
     "4 voters, one of the others is slow": WaitingPlan(beats=2, acts=TOLD, mute=True, slow=4),
     "4 friends, one of whom some do not hear": WaitingPlan(
         beats=2, acts=TOLD, trust="friends", attempts=1
+    ),
+    "4 friends, one of whom has no link to X": WaitingPlan(
+        beats=7, acts=STEPS, trust="friends", attempts=1, apart="A"
+    ),
+    "4 voters, one of whom has no link to X": WaitingPlan(
+        beats=7, acts=STEPS, attempts=1, apart="A"
     ),
     "4 friends, everything goes to one of them": WaitingPlan(
         beats=2, acts=TOLD, trust="friends", place=1, cells=1
