@@ -69,7 +69,7 @@ def give_back(unused: Lease, lease: Lease) -> Lease:
     """The unused set with a lease that was not trained on, or not sealed, back in it.
 
     Holds at most LEASE_INTERVALS_MAX intervals: beyond that the shortest are forgotten, of equal
-    ones the lowest, which passes over the fewest samples until the next epoch; merging across the
+    ones the lowest, which loses the fewest samples until the next epoch; merging across the
     gaps instead would train on samples twice. Raises ValueError where a sample is there already.
     """
     everything = normalised((*unused, *lease))

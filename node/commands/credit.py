@@ -143,7 +143,7 @@ def _notes(statement: "LedgerStatement", proven: int) -> Iterator[str]:
     under_way = f", {statement.in_flight:,} in rounds under way" if statement.in_flight else ""
     yield (
         f"samples: {statement.cursor:,} leased, {statement.unused:,} of them to be leased again, "
-        f"{statement.forgotten:,} passed over{under_way}"
+        f"{statement.forgotten:,} forgotten{under_way}"
     )
 
 

@@ -83,16 +83,16 @@ def _may_wait(view: RoundView, closer: PeerId, now_s: float) -> bool:
 
 def _owed_haves(view: RoundView, now_s: float) -> set[PeerId]:
     """Whose HAVE is late, and who need not wait with it for anybody."""
-    awaited = _may_be_awaited(view, now_s)
-    return {peer for peer in awaited_haves(view) if awaited <= {peer}}
+    awaited, owing = _may_be_awaited(view, now_s), view.gathering().owing_keepers()
+    return {peer for peer in awaited_haves(view) & owing if awaited <= {peer}}
 
 
 def _may_be_awaited(view: RoundView, now_s: float) -> set[PeerId]:
-    """For whose COMMIT others may wait though nothing is heard of its work here: until enough no
-    longer do, and all have heard that."""
-    passed_over_s, relayed_s = view.waits.passed_over_s, view.config.relayed_s
+    """For whose COMMIT others may wait though nothing is heard of its work here: until it is left
+    behind, and all have heard that."""
+    left_behind_s, relayed_s = view.waits.left_behind_s, view.config.relayed_s
     missing = view.awaited_at_first.difference(view.ballots.commits)
-    return {peer for peer in missing if now_s < passed_over_s.get(peer, math.inf) + relayed_s}
+    return {peer for peer in missing if now_s < left_behind_s.get(peer, math.inf) + relayed_s}
 
 
 def _note_ready(view: RoundView, now_s: float) -> None:
@@ -218,11 +218,12 @@ def _begun_s(view: RoundView) -> float:
 
 
 def _lacking(view: RoundView, said: Mapping[PeerId, Have], sender: PeerId) -> set[PeerId]:
-    """Who was among the first to hold parts of a sender, and says that it lacks some of them."""
+    """Who was among the first to hold parts of a sender, by the roster alone, and says that it
+    lacks some of them."""
     return {
         peer
         for piece in view.slices
-        for peer in view.gathering().first_targets(piece, sender)
+        for peer in view.gathering().owing_targets(piece, sender)
         if peer != sender and peer in said and not _holds(view, said[peer], piece, sender)
     }
 

@@ -88,6 +88,8 @@ class _Course:
     until_s: float
     commits: int
     """How many COMMITs of the round were here when it last said when it ends."""
+    advances: int
+    """How often the work that leads to its COMMIT has grown."""
 
     @property
     def stops_s(self) -> float:
@@ -119,9 +121,10 @@ class Patience:
         """A member says how far it is with a round under way, of which so many COMMITs are here.
         What goes back is not heard."""
         course = self._courses.get((peer, said.round))
+        advances = (course.advances if course else 0) + (said.phase < Phase.FETCH)
         if course is None or said.phase > course.said.phase:
             until_s = self._until_s(said, now_s)
-            fresh = _Course(said, now_s, self._stall_s(said), until_s, commits)
+            fresh = _Course(said, now_s, self._stall_s(said), until_s, commits, advances)
             limits.keep_newest(self._courses, (peer, said.round), fresh, KEPT_MAX)
             return
         if said.phase < course.said.phase or said.done <= course.said.done:
@@ -134,7 +137,7 @@ class Patience:
         if course.until_s == math.inf or (has_more and until_s > course.until_s):
             course.until_s, course.commits = until_s, commits
             course.stall_s = max(course.stall_s, self._stall_s(said))
-        course.said, course.grown_s = said, now_s
+        course.said, course.grown_s, course.advances = said, now_s, advances
 
     def movement(self, peer: PeerId, view: RoundView, now_s: float) -> Movement | None:
         """How its work for that round moves, or what it does to come to that round; None if it is
@@ -143,7 +146,7 @@ class Patience:
         What led to a COMMIT that is here is over: behind it only what is fetched counts.
         """
         has_committed, found = peer in view.ballots.commits, None
-        if not has_committed and peer in view.waits.passed_over_s:
+        if not has_committed and peer in view.waits.left_behind_s:
             return None
         behind = 0 if has_committed else ROUNDS_BEHIND_MAX
         for index in range(view.index - behind, view.index + 1):
@@ -164,7 +167,11 @@ class Patience:
         return said
 
     def _gathered(self, view: RoundView, now_s: float) -> Progress | None:
-        """How many cells are here of those that the own HAVE waits for."""
+        """How many cells are here of those that the own HAVE waits for.
+
+        Where a COMMIT is missing the work that leads to it counts too, as it is heard of here: so
+        who has no link to its sender hears that others wait, and for how long they have reason to.
+        """
         if not view.own.commit or view.me in view.ballots.of(Kind.HAVE, view.attempt):
             return None
         gathering, done, total = view.gathering(), 0, 0
@@ -173,9 +180,20 @@ class Patience:
                 if sender in view.peers.expected and gathering.holds(piece, sender):
                     total += piece.stop - piece.first
                     done += piece.stop - piece.first - len(view.cells.missing_parts(digest, piece))
-        if done == total:
-            return None  # It waits for others as well, and has nothing to say of itself.
-        return self._paced(view, Phase.FETCH, done, total, now_s)
+        advances, waits = self._awaited_work(view, now_s)
+        if done == total and not waits:
+            return None  # It has nothing to say of itself.
+        said = self._paced(view, Phase.FETCH, done + advances, total + advances + waits, now_s)
+        has_all = view.awaited <= view.ballots.commits.keys()
+        return said if has_all else replace(said, end_s=0)
+
+    def _awaited_work(self, view: RoundView, now_s: float) -> tuple[int, bool]:
+        """How often the work of others has grown that leads to their COMMITs, and whether this
+        node waits for any of it still."""
+        courses = (self._courses.get((peer, view.index)) for peer in view.members)
+        advances = sum(course.advances for course in courses if course is not None)
+        missing = view.awaited.difference(view.ballots.commits)
+        return advances, any(self.movement(peer, view, now_s) for peer in missing)
 
     def _fetched(self, view: RoundView, now_s: float) -> Progress | None:
         """How many cells are here of a result that is certified or sealed."""
@@ -229,7 +247,7 @@ class Patience:
         waits, few = view.waits, view.roles.few
         if view.times.opened_s is None:
             return
-        _note_passed_over(view, now_s)
+        _note_left_behind(view, now_s)
         stage, late = self._late(view, now_s, deadline_s / 2)
         moving = {peer: movement for peer, movement in late.items() if movement is not None}
         if len(moving) > few:
@@ -258,7 +276,7 @@ class Patience:
         if len(late) <= few and stage < Stage.RESULTS:
             waits.given_up |= {peer for peer, end_s in ends_s.items() if now_s >= end_s}
         looks_s = [*ends_s.values(), *(one.stops_s for one in moving.values())]
-        looks_s += [at_s + view.config.relayed_s for at_s in waits.passed_over_s.values()]
+        looks_s += [at_s + view.config.relayed_s for at_s in waits.left_behind_s.values()]
         waits.look_s = min((s for s in looks_s if s > now_s), default=math.inf)
 
     def _late(
@@ -341,14 +359,15 @@ class Patience:
         return ends_s
 
 
-def _note_passed_over(view: RoundView, now_s: float) -> None:
-    """Nobody waits alone: whose COMMIT is missing here is given up once enough have said what they
-    hold, and it is nothing of that member."""
-    waits, belief = view.waits, view.roles.belief
+def _note_left_behind(view: RoundView, now_s: float) -> None:
+    """Nobody waits alone: whose COMMIT is missing here is given up once most of those who are to
+    say what they hold have said it, and it is nothing of that member. A few may have no link to it.
+    """
+    waits = view.waits
     said = view.ballots.bodies(Kind.HAVE, Have, view.attempt)
     if not said:
         return
-    missing = view.awaited_at_first.difference(view.ballots.commits, waits.passed_over_s)
+    missing = view.awaited_at_first.difference(view.ballots.commits, waits.left_behind_s)
     if not missing:
         return
     held = {
@@ -357,9 +376,23 @@ def _note_passed_over(view: RoundView, now_s: float) -> None:
     }
     for peer in missing:
         without = {other for other, senders in held.items() if peer not in senders}
-        if len(belief.voters & without - {peer}) >= max(1, belief.words):
-            waits.passed_over_s[peer] = now_s
+        voices = _voices(view) - {peer}
+        if len(voices & without) >= _num_needed_without(view, voices):
+            waits.left_behind_s[peer] = now_s
             waits.given_up |= {peer}
+
+
+def _voices(view: RoundView) -> frozenset[PeerId]:
+    """Whose word on what they hold counts, of those who are to say it at first."""
+    counts = view.roles.belief.counts
+    return frozenset(filter(counts, view.peers.expected & view.gathering().first_keepers))
+
+
+def _num_needed_without(view: RoundView, voices: frozenset[PeerId]) -> int:
+    """How many of them speak without somebody before nobody waits for it: more than half of those
+    who are awaited, and so many that one of them is honest."""
+    most = len(voices - view.roles.set_back) // 2 + 1
+    return max(most, view.roles.belief.words)
 
 
 def _last_came_s(view: RoundView, stage: Stage, now_s: float) -> float:
@@ -418,38 +451,60 @@ def parts_s(view: RoundView, now_s: float) -> tuple[float, float] | None:
 
     Of two each waits for the other, and neither does less for its line. Fewer than half may lie.
     """
-    arrivals, gathering, me = view.arrivals, view.gathering(), view.me
-    num_cells, here = Counter[PeerId](), Counter[PeerId]()
-    for piece in view.slices:
-        place = ("part", view.own.commit, piece.first)
-        for peer in view.members:
-            if (*place, peer) in view.cells.requested:
-                num_cells[peer] += piece.stop - piece.first
-    for piece in gathering.first_kept:
-        for peer in view.members:
-            here[peer] += (piece.stop - piece.first) * gathering.holds(piece, peer)
-    came_s = [
-        max(0.0, arrivals.parts_s[digest] - arrivals.commit_s[peer]) / here[peer]
-        for peer, digest, _ in view.commits()
-        if peer != me
-        and digest in arrivals.parts_s
-        and here[peer]
-        # What was there before this node was in the round came in no time.
-        and arrivals.commit_s.get(peer, 0.0) > view.times.started_s
-    ]
-    if not (view.roles.few and num_cells and came_s) or me not in arrivals.commit_s:
+    num_cells = _cells_pushed(view)
+    took_s, cells_came_s = _own_parts_s(view, num_cells, now_s), _cells_came_s(view)
+    if not (view.roles.few and took_s and cells_came_s):
         return None
-    unsent_s = max(0.0, now_s - arrivals.commit_s[me])
-    # Who was called in later asked for others of them, and shows nothing that can be compared.
-    sent_s = {peer: arrivals.sent_s[peer] for peer in num_cells if peer in arrivals.sent_s}
-    took_s = dict.fromkeys(num_cells, unsent_s) | sent_s
+    own_s = sorted(took_s.values())[max(0, len(took_s) - 1 - view.roles.few)]
+    own_cell_s = median_high(took_s[peer] / num_cells[peer] for peer in took_s)
+    return own_s, own_s * min(1.0, median_high(cells_came_s) / max(1e-9, own_cell_s))
+
+
+def _cells_pushed(view: RoundView) -> Counter[PeerId]:
+    """How many own cells were sent unasked, by to whom. Whoever was called in later asked for
+    others of them, and shows nothing that can be compared."""
+    found = Counter[PeerId]()
+    for piece in view.slices:
+        for peer in view.members:
+            if ("part", view.own.commit, piece.first, peer) in view.cells.requested:
+                found[peer] += piece.stop - piece.first
+    return found
+
+
+def _own_parts_s(
+    view: RoundView, pushed_to: Collection[PeerId], now_s: float
+) -> dict[PeerId, float]:
+    """How long the line took for the own parts, by to whom they were sent unasked."""
+    committed_s = view.arrivals.commit_s.get(view.me)
+    if committed_s is None:
+        return {}
+    sent_s = view.arrivals.sent_s
+    found = {peer: sent_s[peer] for peer in pushed_to if peer in sent_s}
     sealed = view.ballots.sealed(view.seals.before)
     listed = view.ballots.list_of(sealed[0].list_digest) if sealed else None
-    if listed is not None and view.own.commit in listed.commits and sent_s:
-        took_s = sent_s  # Who is past the round needs no parts any more.
-    cell_s = median_high(took_s[peer] / num_cells[peer] for peer in took_s)
-    own_s = sorted(took_s.values())[max(0, len(took_s) - 1 - view.roles.few)]
-    return own_s, own_s * min(1.0, median_high(came_s) / max(1e-9, cell_s))
+    if listed is not None and view.own.commit in listed.commits and found:
+        return found  # Who is past the round needs no parts any more.
+    return dict.fromkeys(pushed_to, max(0.0, now_s - committed_s)) | found
+
+
+def _cells_came_s(view: RoundView) -> list[float]:
+    """How long a cell took of each of the others whose parts came here.
+
+    What was there before this node was in the round came in no time, and says nothing.
+    """
+    arrivals, gathering = view.arrivals, view.gathering()
+    found = []
+    for peer, digest, _ in view.commits():
+        num_cells = sum(
+            piece.stop - piece.first
+            for piece in gathering.first_kept
+            if gathering.holds(piece, peer)
+        )
+        committed_s = arrivals.commit_s.get(peer, 0.0)
+        is_timed = digest in arrivals.parts_s and committed_s > view.times.started_s
+        if peer != view.me and num_cells and is_timed:
+            found.append(max(0.0, arrivals.parts_s[digest] - committed_s) / num_cells)
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -477,7 +532,7 @@ class WholeRounds:
         """A round that is sealed, each COMMIT to it as of all steps; None if too few are here, or
         it was seen before.
 
-        In open runs voters count alone, and of them as many are passed over at either end as may
+        In open runs voters count alone, and of them as many are left out at either end as may
         lie: they would have all others take few steps, or be told that all wait for somebody.
         """
         if view.basis == self._basis:
@@ -498,9 +553,9 @@ class WholeRounds:
             took_s[peer] = (came_s - began_s) * self._inner_steps / commit[1].steps
         peers = view.roles.electorate if view.config.trust == "open" else view.members
         ranked_s = sorted(took_s[peer] for peer in peers if peer in took_s)
-        passed_over = liars(len(peers), view.config.trust)
-        if len(ranked_s) <= passed_over:
+        left_out = liars(len(peers), view.config.trust)
+        if len(ranked_s) <= left_out:
             return None
-        fastest_s = ranked_s[passed_over]
-        slowest_s = max(fastest_s, ranked_s[-1 - passed_over])
+        fastest_s = ranked_s[left_out]
+        slowest_s = max(fastest_s, ranked_s[-1 - left_out])
         return WholeRound(fastest_s, slowest_s, took_s.get(view.me))

@@ -218,7 +218,7 @@ def is_still(view: RoundView, *, now_s: float, deadline_s: float) -> bool:
 
 def call_holders(view: RoundView, *, now_s: float, deadline_s: float) -> None:
     """Once the first HAVEs are here, or late, let the next in rank ask for the parts of senders
-    whom too few say that they hold: one for each reducer of the slice that does not say it."""
+    whom too few say that they hold."""
     if (
         view.config.everybody_sums
         or view.times.opened_s is None
@@ -241,7 +241,13 @@ def call_holders(view: RoundView, *, now_s: float, deadline_s: float) -> None:
             bool((short - {peer}) - held_throughout(view, said.get(peer), piece))
             for peer in keeping
         )
-        gathering.call_to_hold(piece, min(lacking, max(1, view.roles.belief.words)))
+        gathering.call_to_hold(piece, _num_called(lacking, view.roles.belief.words))
+
+
+def _num_called(lacking: int, words: int) -> int:
+    """How many substitutes are called for a slice whose parts so many reducers lack: of those who
+    stand in line as many may lie as are not among these."""
+    return min(max(lacking, words - 1), max(1, words)) if lacking else 0
 
 
 def held_throughout(view: RoundView, body: Have | None, piece: Slice) -> frozenset[PeerId]:

@@ -328,6 +328,7 @@ class Gathering:
         self.first_kept: list[Slice] = []
         """As `kept`, without those for which this node was called."""
         self._slices, self._me, self._belief = slices, me, belief
+        self._owing: frozenset[PeerId] | None = None
         self._called: dict[int, int] = {}
         self._called_to_hold: dict[int, int] = {}
         self._seen: tuple[int, frozenset[PeerId]] = (-1, frozenset())
@@ -390,23 +391,38 @@ class Gathering:
         """Whether this node is to hold that sender's part of one of the slices that it keeps."""
         if self._belief.least == 1 or piece in self.own:
             return True
-        return self._me in self._others(piece, sender)
+        return self._me in self._others(piece, sender, self._seen[1])
 
     def targets(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
         """To whom that member sends its part: to those who sum, itself if it is one of them, and
         to so many others that it is complete (R2)."""
-        suspects = self._seen[1] - {sender}
-        peers = [peer for peer in piece.reducers if peer not in suspects]
-        peers = peers[: self._belief.num_needed(peers)]
-        more = self._others(piece, sender) if self._belief.least > 1 else ()
-        return tuple(dict.fromkeys([*peers, *more]))
+        return self._targets(piece, sender, self._seen[1])
 
-    def first_targets(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
-        """The same without those who were called to hold it since."""
+    def owing_keepers(self) -> frozenset[PeerId]:
+        """Those of `first_keepers` who know by the roster alone that they are to hold parts (R8).
+
+        Whom somebody suspected when it spoke or did not, no other node can tell; and who takes the
+        place of one that died may hear of it after it was due.
+        """
+        if self._owing is None:
+            fresh = type(self)(self._slices, self._me, self._belief)
+            self._owing = fresh.at(0, frozenset()).first_keepers
+        return self._owing
+
+    def owing_targets(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
+        """Likewise of `targets`."""
         called, self._called_to_hold = self._called_to_hold, {}
-        found = self.targets(piece, sender)
+        found = self._targets(piece, sender, frozenset())
         self._called_to_hold = called
         return found
+
+    def _targets(
+        self, piece: Slice, sender: PeerId, suspects: frozenset[PeerId]
+    ) -> tuple[PeerId, ...]:
+        peers = [peer for peer in piece.reducers if peer == sender or peer not in suspects]
+        peers = peers[: self._belief.num_needed(peers)]
+        more = self._others(piece, sender, suspects) if self._belief.least > 1 else ()
+        return tuple(dict.fromkeys([*peers, *more]))
 
     def is_soon(self, piece: Slice) -> bool:
         """Whether this node is sent the parts of a slice unasked, if nothing goes wrong."""
@@ -416,9 +432,11 @@ class Gathering:
         more = filter(self._belief.counts, piece.reducers)
         return self._me in islice(more, self._belief.holders + 1)
 
-    def _others(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
+    def _others(
+        self, piece: Slice, sender: PeerId, suspects: frozenset[PeerId]
+    ) -> tuple[PeerId, ...]:
         """The first besides the sender that are to hold its part, in open runs."""
-        left_out, counts = {sender, *self._seen[1]}, self._belief.counts
+        left_out, counts = {sender, *suspects}, self._belief.counts
         others = (p for p in piece.reducers if p not in left_out and counts(p))
         more = self._called_to_hold.get(piece.first, 0)
         return tuple(islice(others, self._belief.holders + more))
@@ -446,10 +464,10 @@ class GatheringAll(Gathering):
         """See Gathering."""
         return True
 
-    def targets(self, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
-        """See Gathering."""
-        suspects = self._seen[1] - {sender}
-        return tuple(peer for peer in piece.reducers if peer not in suspects)
+    def _targets(
+        self, piece: Slice, sender: PeerId, suspects: frozenset[PeerId]
+    ) -> tuple[PeerId, ...]:
+        return tuple(peer for peer in piece.reducers if peer == sender or peer not in suspects)
 
     def is_soon(self, piece: Slice) -> bool:
         """See Gathering."""

@@ -34,7 +34,7 @@ def never(name: str) -> bool:
 NAMES: Mapping[str, str] = {
     "closer-early": "The closer proposes what is complete, as if late: clocks are local.",
     "closer-carries": "The closer lets the round carry: a LIST may be empty.",
-    "closer-free": "The closer passes over a list that is summed: without a lock it is free.",
+    "closer-free": "The closer takes up no list that is summed: without a lock it is free.",
     "have-early": "A reducer signs HAVE before its deadline: what it leaves out is not listed.",
     "vote-later": "A VOTE waits for the next event: a vote not given is an absent voter.",
     "seal-later": "A SEAL waits for the next event: a seal not given is an absent voter.",

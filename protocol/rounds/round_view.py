@@ -188,8 +188,8 @@ class Asked:
     source: PeerId
     at_s: float
     count: int
-    turn: int
-    """Of the sources that there are, which one is next."""
+    sources: tuple[PeerId, ...]
+    """All of whom they were asked, the last at the end."""
 
 
 @dataclass(slots=True)
@@ -329,8 +329,8 @@ class RoundWaits:
     """When the last of them moved, or came to what the round needed: it goes on from there."""
     given_up: frozenset[PeerId] = frozenset()
     """Who is late, and has spent what others wait for it or is waited for by too few."""
-    passed_over_s: dict[PeerId, float] = field(default_factory=dict)
-    """Since when enough have said what they hold without waiting for the COMMIT of a member."""
+    left_behind_s: dict[PeerId, float] = field(default_factory=dict)
+    """Since when most have said what they hold without waiting for the COMMIT of a member."""
     done_s: dict[int, float] = field(default_factory=dict)
     """Since when only few are late, by what is waited for."""
     late: frozenset[PeerId] = frozenset()
@@ -742,16 +742,16 @@ class RoundView:
     def ask(
         self, subject: bytes, first: int, sources: list[PeerId], *, now_s: float, at_once: int = 1
     ) -> list[PeerId]:
-        """Whom to ask now for cells that `may_ask` has let pass: so many sources, each in turn."""
+        """Whom to ask for cells that `may_ask` has let pass; who was not asked yet comes first."""
         if not sources:
             return []
         asked = self.cells.asked.get((subject, first))
-        turn = 0 if asked is None else asked.turn
-        num = min(at_once, len(sources))
-        start = turn + self.rare("other-source")
-        chosen = [sources[(start + i) % len(sources)] for i in range(num)]
+        before = () if asked is None else asked.sources
+        order = sorted(sources, key=lambda peer: before.index(peer) if peer in before else -1)
+        chosen = (order[::-1] if self.rare("other-source") else order)[:at_once]
         count = 1 if asked is None else asked.count + 1
-        self.cells.asked[subject, first] = Asked(chosen[0], now_s, count, turn + num)
+        before = (*(peer for peer in before if peer not in chosen), *chosen)
+        self.cells.asked[subject, first] = Asked(chosen[0], now_s, count, before)
         return chosen
 
     def is_about(self, subject: bytes) -> bool:

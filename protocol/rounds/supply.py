@@ -165,20 +165,21 @@ def pull_parts(view: RoundView, *, now_s: float, deadline_s: float) -> Iterator[
                 sources += _summing(view, digest, piece, sources)
             else:
                 sources = _new_holders(view, sender, digest, piece)
-            for source in view.ask(
-                digest, piece.first, sources, now_s=now_s, at_once=_sources_at_once(view)
-            ):
+            at_once = _sources_at_once(view, sender)
+            for source in view.ask(digest, piece.first, sources, now_s=now_s, at_once=at_once):
                 yield Pull(source, Bulk.PART, digest, missing)
 
 
-def _sources_at_once(view: RoundView) -> int:
+def _sources_at_once(view: RoundView, sender: PeerId) -> int:
     """Of how many a part is asked at once.
 
     A sender that keeps its part from this node alone, with others that claim what they do not give,
     must not make it late with its HAVE, or one that denies what others hold: so in open runs one
-    more is asked than may lie.
+    more is asked than may lie. A sender without a vote is none of those who are counted there.
     """
-    return min(max(1, view.roles.belief.words), SOURCES_AT_ONCE_MAX)
+    words = view.roles.belief.words
+    num = words + (words > 1 and sender not in view.roles.belief.voters)
+    return min(max(1, num), SOURCES_AT_ONCE_MAX)
 
 
 def _is_early(view: RoundView, now_s: float, deadline_s: float) -> bool:
@@ -201,15 +202,16 @@ def _part_sources(view: RoundView, sender: PeerId, cell: int) -> list[PeerId]:
 
 
 def _new_holders(view: RoundView, sender: PeerId, commit: bytes, piece: Slice) -> list[PeerId]:
-    """Substitutes that have said, since that part was asked for, that they hold it. They are asked
-    at once: who was asked before gave nothing, and whoever still lacks it in the end denies it."""
+    """Substitutes that have said, since that part was asked for, that they hold it, and were not
+    asked. Now they are, at once: who was asked before gave nothing, and whoever still lacks it in
+    the end denies it."""
     asked = view.cells.asked.get((commit, piece.first))
     if asked is None or not view.lapses.second_call_s:
         return []  # As nearly always.
     return sorted(
         peer
         for (attempt, peer), said_s in view.lapses.said_s.items()
-        if said_s > asked.at_s and peer in view.peers.expected - {view.me, sender}
+        if said_s >= asked.at_s and peer in view.peers.expected - {view.me, sender, *asked.sources}
         for hold in [view.ballots.bodies(Kind.HOLD, Have, attempt).get(peer)]
         if sender in held_throughout(view, hold, piece)
     )

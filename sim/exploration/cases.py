@@ -12,10 +12,18 @@ from typing import Annotated, Any
 
 import typer
 
+from protocol.messages import Kind
 from sim.exploration.agreement import Agreement, AgreementScope, Losses, Supply
 from sim.exploration.explorer import Bound, Exploration, Model, explore, walk
 from sim.exploration.liars import LiarScope, Lying
-from sim.exploration.omissions import OmissionPlan, Omissions
+from sim.exploration.omissions import (
+    PARTS,
+    Habit,
+    OmissionPlan,
+    Omissions,
+    departures,
+    silences,
+)
 from sim.exploration.progress import COMMIT, FETCH, LONG, NOTHING, STEP, Beat, Waiting, WaitingPlan
 from sim.exploration.rosters import LeavingModel, Windows, Words
 from sim.exploration.rounds import Rounds, Span
@@ -155,11 +163,17 @@ LIARS_WALK = LiarScope(
 )
 
 
+LATE_AND_GONE = (
+    *departures(),
+    *(habit for habit in silences() if habit.kind in (Kind.COMMIT, Kind.HAVE)),
+    *(Habit(None, PARTS, whom) for whom in ("", *"ABC")),
+)
 OMISSIONS = {
     "4 voters, the same for 7 rounds": OmissionPlan(rounds=7),
     "4 voters, L closes the third attempt": OmissionPlan(rounds=7, liar=2),
     "4 voters, 2 things at once": OmissionPlan(rounds=5, at_once=2),
     "4 voters, another thing later": OmissionPlan(rounds=5, changes=1),
+    "4 voters, L is late, and then gone": OmissionPlan(rounds=4, at_once=2, habits=LATE_AND_GONE),
     "4 voters, 3 cells": OmissionPlan(rounds=6, cells=3),
     "4 voters, 2 seats of liars more": OmissionPlan(rounds=5, members=2),
     "7 voters, 2 liars": OmissionPlan(rounds=5, voters=7, liar=1),
@@ -172,6 +186,7 @@ TOLD = (
     Beat(NOTHING),
     Beat(LONG),
 )
+STEPS = (Beat(STEP), Beat(COMMIT))
 PROGRESS = {
     "4 voters, X says what it likes of its work": WaitingPlan(beats=2, acts=TOLD, attempts=1),
     "4 voters, and it owes all else": WaitingPlan(beats=2, acts=TOLD, mute=True, place=1),
@@ -181,6 +196,12 @@ PROGRESS = {
     "4 voters, one of the others is slow": WaitingPlan(beats=2, acts=TOLD, mute=True, slow=4),
     "4 friends, one of whom some do not hear": WaitingPlan(
         beats=2, acts=TOLD, trust="friends", attempts=1
+    ),
+    "4 friends, one of whom has no link to X": WaitingPlan(
+        beats=7, acts=STEPS, trust="friends", attempts=1, apart="A"
+    ),
+    "4 voters, one of whom has no link to X": WaitingPlan(
+        beats=7, acts=STEPS, attempts=1, apart="A"
     ),
     "4 friends, everything goes to one of them": WaitingPlan(
         beats=2, acts=TOLD, trust="friends", place=1, cells=1

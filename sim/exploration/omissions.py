@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from protocol import events as ev
 from protocol.frames import Bulk
 from protocol.identity import KeyedHashSigner, PeerId
 from protocol.messages import (
@@ -33,6 +34,7 @@ from sim.exploration.peers import MachinePeer, Peers, fork
 from sim.exploration.table import DEADLINE_S, LETTERS, Post, Table
 
 NEVER, LATE, ONE, DENY, CLAIM, PARTS = "never", "late", "to one", "denies", "claims", "withholds"
+TWICE, GONE = "denies to all but", "gone"
 OWED = (
     Kind.HAVE,
     Kind.HOLD,
@@ -55,8 +57,8 @@ LATER = (1.2, 1.45, 2.9)
 
 @dataclass(frozen=True, slots=True)
 class Habit:
-    """What liars do with what they owe: `kind` of message, none for parts; `how`; `whom` it is
-    about or told first, by letter, empty for all; `late`, in deadlines."""
+    """What liars do with what they owe: `kind` of message, none for parts or for everything; `how`;
+    `whom` it is about or told first, by letter, empty for all; `late`, in deadlines."""
 
     kind: Kind | None
     how: str
@@ -64,7 +66,7 @@ class Habit:
     late: float = 0.0
 
     def __str__(self) -> str:
-        what = self.kind.name if self.kind else "parts"
+        what = self.kind.name if self.kind else "L" if self.how == GONE else "parts"
         more = f" {self.whom}" if self.whom else ""
         return f"{what} {self.how}{more}" + (f" {self.late}" if self.late else "")
 
@@ -81,7 +83,8 @@ def silences() -> Iterator[Habit]:
 
 
 def slights(honest: Iterable[str]) -> Iterator[Habit]:
-    """Each kind told to one alone or denying one, and parts given to all but one, or to nobody."""
+    """Each kind told to one alone or denying one, to all or to all others, and parts given to all
+    but one, or to nobody."""
     yield Habit(None, PARTS)
     for name in honest:
         yield Habit(None, PARTS, name)
@@ -90,6 +93,14 @@ def slights(honest: Iterable[str]) -> Iterator[Habit]:
                 yield Habit(kind, ONE, name, late)
         for kind in (Kind.HAVE, Kind.HOLD, Kind.COMMIT, Kind.LIST):
             yield Habit(kind, DENY, name)
+        for kind in (Kind.HAVE, Kind.HOLD, Kind.LIST):
+            yield Habit(kind, TWICE, name)
+
+
+def departures() -> Iterator[Habit]:
+    """From some moment of each round on nothing is said and given, and all others suspect it."""
+    for late in (0.05, *LATER):
+        yield Habit(None, GONE, late=late)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +157,8 @@ class Omissions(Model[OmissionState]):
             peer.machine.rates.linked = frozenset((*self.honest, *self.liars))
         self._costly: dict[tuple[Habits, ...], int] = {}
         self._swarms: dict[tuple[Habits, ...], list[MachinePeer]] = {(): everybody}
-        self._habits = plan.habits or (*silences(), *slights(LETTERS[: len(self.honest)]))
+        slighted = slights(LETTERS[: len(self.honest)])
+        self._habits = plan.habits or (*silences(), *slighted, *departures())
 
     def start(self) -> OmissionState:
         """Nothing was said yet."""
@@ -184,7 +196,7 @@ class Omissions(Model[OmissionState]):
             yield (habit,)
             if self.plan.at_once > 1:
                 for other in self._habits[index + 1 :]:
-                    if other.kind != habit.kind:
+                    if other.kind != habit.kind or (not habit.kind and other.how != habit.how):
                         yield habit, other
 
     # What must hold behind a round --------------------------------------------------------------
@@ -229,12 +241,14 @@ class Omissions(Model[OmissionState]):
 
     def _unnamed(self, swarm: Sequence[MachinePeer], done: tuple[Habits, ...]) -> str:
         """Whoever has cost rounds time again comes last, or has no seat; but of parts that
-        one lacks no third can tell who is at fault, and a late COMMIT is what deadlines are for."""
+        one lacks no third can tell who is at fault, a late COMMIT is what deadlines are for, and
+        who is gone is suspected."""
         honest = next(peer for peer in swarm if peer.machine.view.me in self.honest)
         view, roster = honest.machine.previous, honest.chain[-1].value.roster
         assert view is not None
         is_told = all(
-            habit.kind is not Kind.COMMIT and (habit.kind or not habit.whom) for habit in done[-1]
+            habit.kind is not Kind.COMMIT and (habit.kind or not habit.whom) and habit.how != GONE
+            for habit in done[-1]
         )
         is_costly = is_told and honest.now_s - (view.times.opened_s or 0.0) >= DEADLINE_S / 2
         self._costly[done] = self._costly.get(done[:-1], 0) + is_costly
@@ -255,8 +269,8 @@ class OneRound(GoodRun):
         self._by_name = {name: peer for peer, name in model.names.items()}
         self._bent: dict[bytes, SignedMessage] = {}
         self._told_s: dict[bytes, float] = {}
-        self._claimed: set[tuple[PeerId, int]] = set()
         self._attempts = 0
+        self._are_gone = False
 
     def wrong(self) -> str:
         """Play the round, and say what is wrong with it; empty if nothing is."""
@@ -295,8 +309,25 @@ class OneRound(GoodRun):
         return is_honest and super()._is_last(peer)
 
     def _settle(self, helper_finds: frozenset[PeerId]) -> None:
+        self._leave()
         self._tell_late()
         super()._settle(helper_finds)
+
+    def _leave(self) -> None:
+        """The liars are gone once it is time; they and the others find that out."""
+        gone_after = min((h.late for h in self._habits if h.how == GONE), default=math.inf)
+        honest = [self._peers[peer] for peer in self._model.honest]
+        opened_s = [
+            view.times.opened_s
+            for peer in honest
+            if (view := peer.machine.view).index == self._round and view.times.opened_s is not None
+        ]
+        due_s = max(opened_s, default=math.inf) + gone_after * DEADLINE_S
+        if not self._are_gone and self._now_s() >= due_s:
+            self._are_gone = True
+            for who, peer in self._peers.items():
+                there, gone = self._model.honest, self._model.liars
+                peer.tell(ev.SuspicionsChanged(frozenset(there if who in gone else gone)))
 
     def _train(self) -> None:
         """Who denies somebody in its COMMIT has forgotten all that it had of it."""
@@ -318,10 +349,15 @@ class OneRound(GoodRun):
         self, source: MachinePeer, target: MachinePeer, message: SignedMessage
     ) -> SignedMessage | None:
         sender, to = message.sender, target.machine.view.me
-        if sender not in self._model.liars or to in self._model.liars:
+        if to in self._model.liars:
+            # Liars agree: none of them is told what another one bent, and holds it against it.
+            is_bent = message in self._bent.values()
+            return message if sender != to and not is_bent else None
+        if sender not in self._model.liars:
             return message if sender != to else None
+        if self._are_gone and source.machine.view.me in self._model.liars:
+            return None
         kind, now_s = message.slot.kind, source.now_s
-        is_first = source.machine.view.me == sender
         for habit in self._habits:
             if habit.kind is not kind:
                 continue
@@ -335,8 +371,10 @@ class OneRound(GoodRun):
                 told_s = self._told_s.setdefault(message.digest, now_s)
                 if now_s < told_s + self._model.plan.relay * DEADLINE_S:
                     return None
-            is_bent = habit.how == DENY and kind is not Kind.COMMIT
-            if is_bent and is_first and whom is not None:
+            # And who passes on what another one said bends it as well.
+            is_bent = habit.how == DENY or (habit.how == TWICE and whom != to)
+            is_bent &= kind is not Kind.COMMIT
+            if is_bent and source.machine.view.me in self._model.liars and whom is not None:
                 message = self._deny(source, message, whom)
         return message
 
@@ -384,6 +422,8 @@ class OneRound(GoodRun):
     def _bring(
         self, source: PeerId, target: PeerId, bulk: Bulk, what: tuple[bytes, tuple[int, ...]]
     ) -> bool:
+        if self._are_gone and source in self._model.liars:
+            return False
         for habit in self._habits if source in self._model.liars else ():
             is_withheld = habit.how == PARTS and bulk is Bulk.PART
             if is_withheld and habit.whom in ("", self._model.names[target]):

@@ -283,6 +283,7 @@ FOUND_AGAIN = (
     "_me",
     "_belief",
     "_seen",
+    "_owing",
 )
 IGNORED = {
     # Of the times only those make a difference that say which deadlines are past: see `phase_of`.

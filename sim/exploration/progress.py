@@ -15,7 +15,7 @@ from typing import NamedTuple
 from protocol import events as ev
 from protocol.frames import Phase, Progress
 from protocol.identity import PeerId
-from protocol.messages import Kind, SignedMessage
+from protocol.messages import Kind, SealValue, SignedMessage
 from protocol.rounds.lapses import owed
 from protocol.rounds.patience import CAP_ROUNDS, LATE_SHARE
 from sim.exploration.explorer import Model
@@ -59,7 +59,9 @@ class WaitingPlan:
     """How much is explored: `beats` in which X does as it likes, and then one thing for ever, for
     `rounds` in all. Its place among the voters is `place`. Who is `mute` says nothing besides: no
     HAVE, no VOTE. `acts` are all that it may do. C trains so many beats longer as it is `slow`. Of
-    the round's `attempts` one is the last.
+    the round's `attempts` one is the last. Whoever is `apart`, by letter, has no link to X: what X
+    says it hears from others, and nothing of its work. X is listed all the same, if it commits
+    before it has cost what it may.
     """
 
     beats: int
@@ -71,6 +73,7 @@ class WaitingPlan:
     mute: bool = False
     slow: int = 0
     attempts: int = 9
+    apart: str = ""
 
     def round_max_s(self, acts: Sequence[Beat]) -> float:
         """What a round takes at most, whatever X does. Where it has committed before the others,
@@ -235,6 +238,8 @@ class Beats(GoodRun):
 
     def _beat(self, sender: PeerId, hearer: MachinePeer, said: tuple[Progress, ...]) -> None:
         """A heartbeat comes."""
+        if self._are_apart(sender, hearer.machine.view.me):
+            return
         if hearer.machine.view.me == sender:
             for one in said:
                 hearer.machine.patience.told(sender, one, hearer.now_s)
@@ -260,6 +265,8 @@ class Beats(GoodRun):
     ) -> SignedMessage | None:
         """What X told one alone, that one passes on a beat later."""
         me, first = target.machine.view.me, self._first_told
+        if self._are_apart(source.machine.view.me, me):
+            return None
         if message.sender != self._model.x or me == self._model.x:
             return message if message.sender != me else None
         if message.slot.kind is not Kind.COMMIT:
@@ -269,6 +276,9 @@ class Beats(GoodRun):
         came_s = first.machine.view.arrivals.commit_s.get(self._model.x, math.inf)
         is_over = first.machine.view.basis != message.slot.basis
         return message if is_over or source.now_s >= came_s + BEAT_S else None
+
+    def _are_apart(self, one: PeerId, other: PeerId) -> bool:
+        return {one, other} == {self._model.x, self._model.by_name.get(self._model.plan.apart)}
 
     # What is wrong --------------------------------------------------------------------------------
 
@@ -296,6 +306,8 @@ class Beats(GoodRun):
                     return "I9: an honest voter loses its seat or its vote"
                 if any(s.set_backs for s in value.roster.seats if s.peer in self._model.honest):
                     return "R8: an honest voter is set back"
+                if value.round == self._model.first and self._leaves_out_x(value):
+                    return "R3: X is left out for one that has no link to it"
             peer.adopted = []
         finals: dict[int, bytes] = {}
         for certificate in (link for peer in self._others for link in peer.chain):
@@ -303,6 +315,14 @@ class Beats(GoodRun):
             if finals.setdefault(value.round, value.digest) != value.digest:
                 return "S4: two seals name the roster of one round"
         return ""
+
+    def _leaves_out_x(self, value: SealValue) -> bool:
+        """Whether X, which moves all the time, is not in the first round though it has not cost yet
+        what it may."""
+        has_committed = any(act.what == COMMIT for act in self._acts)
+        may_cost_s = (1 + CAP_ROUNDS) * TRAINING_BEATS * BEAT_S
+        is_due = has_committed or self._x.now_s < may_cost_s
+        return bool(self._model.plan.apart) and is_due and len(value.commits) < len(self._peers)
 
     def _wronged(self) -> str:
         """Whether anybody honest is named by somebody honest."""

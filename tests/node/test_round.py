@@ -206,7 +206,7 @@ def test_report_of_a_locked_voter_carries_lock_and_certificate_into_every_attemp
     assert len(script.signed(Kind.NEWATTEMPT)) == 2
 
 
-def test_dead_closer_is_passed_over_once_it_is_suspected():
+def test_attempt_of_a_dead_closer_ends_once_it_is_suspected():
     script = Script()
     script.begin()
     assert not script.signed(Kind.NEWATTEMPT)
@@ -214,7 +214,7 @@ def test_dead_closer_is_passed_over_once_it_is_suspected():
     assert [attempt for attempt, _ in script.signed(Kind.NEWATTEMPT)] == [1]
 
 
-def test_silent_closer_is_passed_over_after_the_time_out():
+def test_attempt_of_a_silent_closer_ends_with_the_time_out():
     script = Script()
     script.begin()
     script.tell(ev.Tick(), now_s=2.9)

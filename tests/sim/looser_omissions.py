@@ -11,10 +11,11 @@ from unittest import mock
 import protocol.rounds.lapses
 import protocol.rounds.proposal
 import protocol.rounds.roster
+import protocol.rounds.supply
 from protocol.identity import PeerId
 from protocol.messages import Have, SeatRecord
 from protocol.rounds.proposal import said_haves
-from protocol.rounds.reducers import Belief, unpack_senders
+from protocol.rounds.reducers import Belief, Gathering, Slice, unpack_senders
 from protocol.rounds.roster import CommitReports
 from protocol.rounds.round_view import RoundView
 
@@ -105,3 +106,32 @@ def senders_hold_their_own() -> Loosened:
         return {sender for sender in committed if holders.get(sender, 0) >= needed}
 
     return mock.patch.multiple(protocol.rounds.proposal, complete_senders=complete)
+
+
+def who_moves_up_owes_a_have_at_once() -> Loosened:
+    """Who takes the place of a reducer that is suspected has to have spoken in time."""
+    return mock.patch.object(Gathering, "owing_keepers", lambda gathering: gathering.first_keepers)
+
+
+def who_moved_up_had_to_hold() -> Loosened:
+    """Who takes the place of a reducer has denied what it was not sent when it spoke."""
+
+    def owing_targets(gathering: Gathering, piece: Slice, sender: PeerId) -> tuple[PeerId, ...]:
+        called, gathering._called_to_hold = gathering._called_to_hold, {}
+        found = gathering.targets(piece, sender)
+        gathering._called_to_hold = called
+        return found
+
+    return mock.patch.object(Gathering, "owing_targets", owing_targets)
+
+
+def one_is_called_for_each_that_lacks_it() -> Loosened:
+    """So many substitutes are called as reducers lack the parts of somebody."""
+    return mock.patch.object(
+        protocol.rounds.proposal, "_num_called", lambda lacking, words: min(lacking, max(1, words))
+    )
+
+
+def holders_wait_for_their_turn() -> Loosened:
+    """Who says that it holds parts in the place of others is not asked before all others again."""
+    return mock.patch.object(protocol.rounds.supply, "_new_holders", return_value=[])

@@ -58,14 +58,14 @@ def each_waits_for_whom_it_hears() -> Loosened:
 
     def wait(patience: Patience, view: RoundView, *, now_s: float, deadline_s: float) -> None:
         SHIPPED_WAIT(patience, view, now_s=now_s, deadline_s=deadline_s)
-        view.waits.given_up -= view.waits.passed_over_s.keys()
+        view.waits.given_up -= view.waits.left_behind_s.keys()
 
     def movement(
         patience: Patience, peer: PeerId, view: RoundView, now_s: float
     ) -> Movement | None:
-        passed_over_s, view.waits.passed_over_s = view.waits.passed_over_s, {}
+        left_behind_s, view.waits.left_behind_s = view.waits.left_behind_s, {}
         found = SHIPPED_MOVEMENT(patience, peer, view, now_s)
-        view.waits.passed_over_s = passed_over_s
+        view.waits.left_behind_s = left_behind_s
         return found
 
     return mock.patch.multiple(Patience, wait=wait, movement=movement)
@@ -101,3 +101,17 @@ def each_judges_by_its_own_deadline() -> Loosened:
         note_lapses(view, now_s=now_s, deadline_s=deadline().seconds(view.times.time_outs))
 
     return mock.patch.object(protocol.rounds.round_machine, "note_lapses", note)
+
+
+def one_word_without_is_enough() -> Loosened:
+    """A member is waited for by nobody once one of its friends has spoken without it."""
+    return mock.patch.object(
+        protocol.rounds.patience,
+        "_num_needed_without",
+        lambda view, voices: max(1, view.roles.belief.words),
+    )
+
+
+def who_waits_tells_nobody() -> Loosened:
+    """Who waits for somebody says nothing of it to those who do not hear that one."""
+    return mock.patch.object(Patience, "_awaited_work", return_value=(0, False))

@@ -34,7 +34,7 @@ def test_called_are_the_next_voters_and_they_are_not_asked_to_sum():
     assert gathering.own == []
     assert gathering.first_kept == []
     assert gathering.holds(PIECE, VOTERS[0])
-    assert VOTERS[3] not in gathering.first_targets(PIECE, VOTERS[0])
+    assert VOTERS[3] not in gathering.owing_targets(PIECE, VOTERS[0])
 
 
 def test_among_friends_whoever_is_called_sums():
@@ -42,3 +42,18 @@ def test_among_friends_whoever_is_called_sums():
     assert gathering.at(0, frozenset()).own == []
     gathering.call_to_hold(PIECE, 1)
     assert gathering.at(0, frozenset()).own == [PIECE]
+
+
+def test_who_moves_up_for_a_suspect_holds_parts_and_owes_nothing_for_them():
+    gathering = at(VOTERS[2]).at(0, frozenset({VOTERS[0]}))
+    sender = VOTERS[1]
+    assert VOTERS[3] in gathering.first_keepers
+    assert VOTERS[3] in gathering.targets(PIECE, sender)
+    assert VOTERS[3] not in gathering.owing_keepers()
+    assert VOTERS[3] not in gathering.owing_targets(PIECE, sender)
+    for dead in ([], VOTERS[:1], [VOTERS[1], OTHERS[0]], VOTERS[:2]):
+        suspects = frozenset(dead)
+        gathering.at(1, suspects)
+        assert gathering.owing_keepers() - suspects <= gathering.first_keepers
+        owing = set(gathering.owing_targets(PIECE, sender)) - suspects
+        assert owing <= set(gathering.targets(PIECE, sender))

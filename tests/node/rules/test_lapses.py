@@ -127,7 +127,7 @@ def test_round_began_for_nobody_before_as_many_told_all_as_no_quorum_does_withou
 def is_asked(number, sender):
     """Whether a member is among the first to hold parts of a sender."""
     view = view_of(SIX[0], HEAD, COMMITS, trust="open", opened_s=0.0)
-    targets = (view.gathering().first_targets(piece, SIX[sender]) for piece in view.slices)
+    targets = (view.gathering().owing_targets(piece, SIX[sender]) for piece in view.slices)
     return number != sender and any(SIX[number] in peers for peers in targets)
 
 
@@ -236,7 +236,7 @@ def test_list_that_is_awaited_for_one_whom_this_node_gave_up_is_not_late():
         assert list_late_s(view, 20.0) == late_s
 
 
-def test_list_is_late_again_once_enough_have_passed_over_who_is_missing():
+def test_list_is_late_again_once_most_have_left_behind_who_is_missing():
     """The looser wording: a LIST is late only where all have committed. Whoever never commits then
     lets a silent closer hold the attempt until it times out."""
     me = next(peer for peer in SIX[1:] if peer != view_of(SIX[1], HEAD).closer(0))
@@ -247,7 +247,7 @@ def test_list_is_late_again_once_enough_have_passed_over_who_is_missing():
     view.waits.given_up = frozenset({SIX[0]})
     note_lapses(view, now_s=1.0, deadline_s=20.0)
     assert list_late_s(view, 20.0) == math.inf
-    view.waits.passed_over_s[SIX[0]] = 1.0
+    view.waits.left_behind_s[SIX[0]] = 1.0
     for now_s, late_s in ((2.4, math.inf), (2.5, 2.5 + LIST_LATE_AFTER * 20.0)):
         note_lapses(view, now_s=now_s, deadline_s=20.0)
         assert list_late_s(view, 20.0) == late_s

@@ -226,20 +226,52 @@ def test_steps_that_led_to_a_commit_excuse_no_have_that_is_missing():
     assert scene.beat(10.5, done=1, phase=Phase.FETCH)
 
 
-@pytest.mark.parametrize(("trust", "enough"), [("friends", 1), ("open", 2)])
-def test_nobody_waits_alone_for_whom_enough_have_passed_over(trust, enough):
-    """The looser wording: each waits for whom it hears."""
+@pytest.mark.parametrize("trust", ["friends", "open"])
+def test_nobody_waits_alone_for_whom_most_have_left_behind(trust):
+    """The looser wordings: each waits for whom it hears; one friend that does not hear it is
+    enough."""
     scene = Scene(trust=trust, relayed_s=0.7)
     (late,) = scene.late
     others = [peer for peer in scene.peers if peer not in (late, scene.me)]
     there = pack_senders(set(scene.peers) - {late}, scene.view.members)
-    for count, peer in enumerate(others[:enough]):
+    for count, peer in enumerate(others[:2]):
         assert scene.beat(10.0 + count, done=count), "too few have spoken"
         have = Voice(peer, scene.view.seals.head).have(there)
         scene.view.ballots.add(BallotEntry(have.message, have.body))
     assert not scene.beat(12.0, done=40)
     assert scene.says_have(12.0), "at once"
     assert scene.view.waits.look_s == 12.7, "by then all others have heard that"
+
+
+def test_who_waits_says_so_as_long_as_the_work_of_the_late_one_grows_and_no_longer():
+    """Those hear it who have no link to that one. What others fetch keeps nobody waiting."""
+    scene = Scene()
+    (late,) = scene.late
+    scene.view.own.commit = scene.commits[scene.me].message.digest
+
+    def told(now_s):
+        return [
+            (one.done, one.total, one.end_s) for one in scene.patience.own(scene.view, None, now_s)
+        ]
+
+    assert told(10.0) == [], "nothing is heard of it"
+    grown = []
+    for step in range(1, 4):
+        scene.beat(10.0 + step, done=step)
+        ((done, total, end_s),) = told(10.0 + step)
+        assert done < total
+        assert not end_s, "nobody knows when"
+        grown.append(done)
+    assert grown == sorted(set(grown))
+    other = next(peer for peer in scene.peers if peer not in (late, scene.me))
+    scene.patience.told(other, said(7, phase=Phase.FETCH), 13.5)
+    assert [done for done, _, _ in told(13.5)] == grown[-1:]
+    assert told(13.0 + STALL_S + 20.0) == [], "it stands still"
+    heard = scene.commits[late]
+    scene.view.ballots.add(BallotEntry(heard.message, heard.body))
+    assert [done for done, _, _ in told(14.0)] == grown[-1:]
+    scene.view.cells.parts[heard.message.digest] = CELLS
+    assert told(14.5) == [], "all is here"
 
 
 def test_own_progress_is_told_with_bounded_numbers():

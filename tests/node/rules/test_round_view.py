@@ -29,3 +29,18 @@ def test_slices_are_gathered_by_the_first_and_by_those_who_stand_in_for_it(seed)
             assert [set(found) for found in view.gathering().summing] == expected
             own = [p for p in view.slices if gathers(p, view.me, **case)]
             assert view.own_slices() == own
+
+
+def test_who_was_not_asked_yet_is_asked_before_those_who_gave_nothing():
+    """Though there are more of them each time: by turns, the same two would be asked again."""
+    first, second, third, fourth = sources = peers_named(4)
+    view = view_of(first, head_of(sources))
+
+    def ask(*peers):
+        return view.ask(b"part", 0, list(peers), now_s=0.0, at_once=2)
+
+    assert ask(first, second) == [first, second]
+    assert ask(first, second) == [first, second]
+    assert ask(first, second, third, fourth) == [third, fourth]
+    assert ask(first, second, third, fourth) == [first, second]
+    assert ask(second, third) == [third, second], "the first of whom it is longer ago"

@@ -254,6 +254,17 @@ def test_part_that_was_asked_for_in_vain_is_asked_of_a_substitute_once_it_says_h
     assert not pulls(supply.pull_parts(mine, now_s=0.8, deadline_s=1.0))
 
 
+def test_part_of_a_sender_without_a_vote_is_asked_of_one_more_than_may_lie_besides():
+    """It may keep it back, and as many voters as may lie claim what they do not give."""
+    voters, sender = peers_named(4), peer_named("sender without a vote")
+    head = head_of(voters, [sender])
+    mine = view_of(voters[0], head, trust="open", opened_s=0.0)
+    assert supply._sources_at_once(mine, voters[1]) == mine.roles.belief.words == 2
+    assert supply._sources_at_once(mine, sender) == 3
+    friends = view_of(voters[0], head, opened_s=0.0)
+    assert supply._sources_at_once(friends, sender) == 1
+
+
 def test_bytes_of_strangers_and_of_nothing_known_are_not_remembered():
     mine = view(R0)
     mine.note_movement(IDS[R1], peer_named("stranger"), 0.4)

@@ -9,11 +9,13 @@ from sim.exploration.explorer import Bound, explore
 from sim.exploration.omissions import (
     CLAIM,
     DENY,
+    GONE,
     LATE,
     NEVER,
     ONE,
     OWED,
     PARTS,
+    TWICE,
     Habit,
     OmissionPlan,
     Omissions,
@@ -24,6 +26,7 @@ from tests.sim import looser_omissions as looser
 
 BACK = "R8: an honest voter is set back"
 UNNAMED = "R8: who keeps the others waiting is named by nobody"
+LEFT_OUT = "R2: an honest closer leaves out an honest sender"
 UNSUMMABLE = "R2: somebody is listed whose parts nobody honest holds"
 
 
@@ -101,6 +104,34 @@ and the closer has not heard of it."""
             UNSUMMABLE,
             id="senders hold their own",
         ),
+        pytest.param(
+            looser.who_moves_up_owes_a_have_at_once,
+            OmissionPlan(
+                rounds=2,
+                habits=(Habit(Kind.COMMIT, NEVER), Habit(None, GONE, late=1.2)),
+                at_once=2,
+            ),
+            BACK,
+            id="who takes the place of one that died had to have spoken",
+        ),
+        pytest.param(
+            looser.who_moved_up_had_to_hold,
+            OmissionPlan(rounds=2, habits=(Habit(Kind.HAVE, TWICE, "B"),)),
+            BACK,
+            id="who takes the place of a liar denied what it was not sent",
+        ),
+        pytest.param(
+            looser.holders_wait_for_their_turn,
+            OmissionPlan(rounds=2, members=2, habits=(Habit(None, PARTS, "B"),)),
+            BACK,
+            id="who holds parts at last is not asked at once",
+        ),
+        pytest.param(
+            looser.one_is_called_for_each_that_lacks_it,
+            OmissionPlan(rounds=5, voters=7, liar=1, habits=(Habit(Kind.HAVE, NEVER),)),
+            LEFT_OUT,
+            id="a second liar is the one substitute",
+        ),
     ],
 )
 def test_looser_rule_costs_the_honest_what_is_theirs(loosened, plan, violation):
@@ -114,6 +145,6 @@ def test_looser_rule_costs_the_honest_what_is_theirs(loosened, plan, violation):
 def test_list_without_a_second_call_leaves_out_whom_one_denies():
     plan = OmissionPlan(rounds=3, habits=DENIES, without=frozenset({"second-call"}))
     found = explore(Omissions(plan), Bound())
-    assert found.violation == "R2: an honest closer leaves out an honest sender", found
+    assert found.violation == LEFT_OUT, found
     shipped = explore(Omissions(OmissionPlan(rounds=3, habits=DENIES)), Bound())
     assert (shipped.outcome, shipped.violation) == ("exhausted", ""), shipped.trace

@@ -21,6 +21,7 @@ from tests.sim import looser_progress as looser
 
 HELD = "L1: X holds the round for longer than it may cost"
 ENDED = "L1: an attempt ends in which all do what they owe"
+LEFT_OUT = "R3: X is left out for one that has no link to it"
 NAMED = "R8: an honest member is named for a lapse"
 
 
@@ -29,7 +30,7 @@ NAMED = "R8: an honest member is named for a lapse"
 def test_words_about_work_cost_what_a_few_may_cost_and_harm_nobody(name):
     result = explore(Waiting(replace(PROGRESS[name], beats=1, rounds=2)), Bound())
     assert (result.outcome, result.violation) == ("exhausted", ""), result.trace
-    assert result.states > 30
+    assert result.states > 3 * len(PROGRESS[name].acts)
 
 
 @pytest.mark.slow
@@ -95,6 +96,18 @@ def plan(*acts: Beat, **fields) -> WaitingPlan:
             plan(Beat(COMMIT), Beat(STEP, "A"), mute=True, place=2, cells=1),
             NAMED,
             id="each judges by its own deadline",
+        ),
+        pytest.param(
+            looser.one_word_without_is_enough,
+            plan(Beat(STEP), trust="friends", attempts=1, apart="A"),
+            LEFT_OUT,
+            id="one friend without a link decides for all",
+        ),
+        pytest.param(
+            looser.who_waits_tells_nobody,
+            plan(Beat(STEP), trust="friends", attempts=1, apart="A"),
+            ENDED,
+            id="who waits tells nobody",
         ),
     ],
 )

@@ -53,7 +53,7 @@ def test_slow_trainer_is_waited_for_and_a_much_slower_one_is_not(seed):
     assert not any(C in listed for listed in world.listed.values())
 
 
-def test_napping_machines_are_passed_over_and_come_back(seed):
+def test_napping_machines_are_not_waited_for_and_come_back(seed):
     sleepy = Device(nap=0.5, nap_s=(2.0, 4.0))
     world = world_of(4, seed=seed, rounds=16, devices={B: sleepy})
     naps = []

@@ -60,7 +60,7 @@ def test_survivors_of_a_crash_in_any_phase_seal_every_round_to_the_bit(phase, se
 
 @pytest.mark.extended
 @pytest.mark.parametrize("phase", PHASES.values(), ids=PHASES.keys())
-def test_frozen_peer_is_passed_over_and_on_waking_says_nothing_wrong(phase, seed):
+def test_frozen_peer_is_not_waited_for_and_on_waking_says_nothing_wrong(phase, seed):
     world = world_of(5, seed=seed, rounds=16)
     struck = strike(world, phase, world.freeze)
     world.until_round(VICTIM_ROUND + 2)

@@ -212,3 +212,55 @@ def test_one_line_ten_times_slower_is_listed_and_rounds_are_hardly_longer(number
     assert sum(listed) >= 0.95 * len(listed)
     assert sum(took_s) / len(took_s) < 4 / 3 * usual_s
     assert max(took_s[3:]) < 4 / 3 * usual_s
+
+
+# A slow member to which one of the others has no link ---------------------------------------------
+
+CUT_AT, CUT_ROUNDS = 4, 14
+
+
+def rounds_that_list_a_slow_one(seed: int) -> tuple[int, int]:
+    """How many rounds of six friends list the third, which trains for half a minute where the
+    others do for twenty seconds, once the fourth has no link to it; and in how many attempts the
+    longest of them is sealed."""
+    peers = peers_named(6)
+    slow, apart = peers[2], peers[3]
+    manifest = toy_manifest(peers[0], rounds=CUT_ROUNDS, cells=8)
+    timing = replace(
+        manifest.timing, deadline_floor_s=5.0, deadline_cap_s=60.0, heartbeat_s=1.0, suspect_s=8.0
+    )
+    manifest = replace(manifest, timing=timing)
+    link = Link(latency_s=(0.01, 0.02), bytes_per_s=1e7)
+    world = World(manifest, seed=seed, link=link, settings=WorldSettings(linger_s=60.0))
+    senders, attempts = {}, set[int]()
+
+    def saw(record: Record) -> None:
+        if isinstance(record, Signed):
+            slot = record.message.slot
+            if slot.kind is Kind.COMMIT:
+                senders[record.message.digest] = record.peer
+            elif slot.kind is Kind.SEAL and slot.round > CUT_AT:
+                attempts.add(slot.attempt)
+
+    world.tracers.append(saw)
+    for peer in peers:
+        config = replace(round_config(manifest), wait_seats=5) if peer == peers[0] else None
+        train_s = 30.0 if peer == slow else 20.0
+        world.join(peer, device=Device(train_s=(train_s, train_s + 0.2)), config=config)
+    others = [world.nodes[peer] for peer in peers if peer != slow]
+    world.run(lambda: all(node.round > CUT_AT for node in others), 1000.0)
+    world.cut(slow, apart)
+    world.run(lambda: all(node.round == CUT_ROUNDS for node in others), 1500.0)
+    assert world.faults == []
+    behind = others[0].core.chain[CUT_AT + 1 :]
+    listed = sum(slow in {senders[digest] for digest in link.value.commits} for link in behind)
+    return listed, max(attempts)
+
+
+@pytest.mark.quick(1)
+@pytest.mark.parametrize("number", range(3))
+def test_slow_member_is_listed_though_one_friend_has_no_link_to_it(number):
+    """The looser wording: that friend says HAVE without it, and nobody waits for it any more."""
+    listed, attempt = rounds_that_list_a_slow_one(number)
+    assert listed == CUT_ROUNDS - CUT_AT
+    assert attempt <= 1, "of the first one the parts have to find their way round"
