@@ -279,7 +279,7 @@ class Patience:
                 else:
                     late[peer] = _bytes_of(view, commit[0], now_s, within_s)
         if has_said or not view.gathering().first_kept:
-            for peer in awaited_haves(view) - late.keys():
+            for peer in awaited_haves(view).difference(late):
                 late[peer] = self.movement(peer, view, now_s)
         return Stage.HAVES if has_said else Stage.PARTS, late
 
@@ -304,7 +304,7 @@ class Patience:
                 stage = Stage.SEALS
                 sealers = view.ballots.of(Kind.SEAL, view.attempt, view.seals.before)
                 voters = view.peers.expected.intersection(view.roles.electorate)
-                for peer in voters - sealers.keys():
+                for peer in voters.difference(sealers):
                     late[peer] = self.movement(peer, view, now_s)
         return stage, late
 
