@@ -58,8 +58,8 @@ SILENT = Beat(NOTHING)
 class WaitingPlan:
     """How much is explored: `beats` in which X does as it likes, and then one thing for ever, for
     `rounds` in all. Its place among the voters is `place`. Who is `mute` says nothing besides: no
-    HAVE, no VOTE. `acts` are all that it may do. C trains so many beats longer as it is `slow`. Of
-    the round's `attempts` one is the last.
+    HAVE, no VOTE; but its NEWATTEMPTs if it goes `ahead` alone. `acts` are all that it may do. C
+    trains so many beats longer as it is `slow`. Of the round's `attempts` one is the last.
     """
 
     beats: int
@@ -69,14 +69,17 @@ class WaitingPlan:
     place: int = 0
     cells: int = 4
     mute: bool = False
+    ahead: bool = False
     slow: int = 0
     attempts: int = 9
 
     def round_max_s(self, acts: Sequence[Beat]) -> float:
         """What a round takes at most, whatever X does. Where it has committed before the others,
-        it can cost them something only by what it says that it fetches."""
+        it can cost them something only by what it says that it fetches, and not for another
+        attempt."""
         waits = LATE_SHARE + CAP_ROUNDS
-        if acts[0] == Beat(COMMIT) and all(act.what != FETCH for act in acts):
+        is_heard = not self.ahead and any(act.what == FETCH for act in acts)
+        if acts[0] == Beat(COMMIT) and not is_heard:
             waits = 0
         training_s = (TRAINING_BEATS + self.slow) * BEAT_S
         return (1 + waits) * training_s + DEADLINES_MAX * DEADLINE_S
@@ -262,8 +265,10 @@ class Beats(GoodRun):
         me, first = target.machine.view.me, self._first_told
         if message.sender != self._model.x or me == self._model.x:
             return message if message.sender != me else None
+        plan = self._model.plan
         if message.slot.kind is not Kind.COMMIT:
-            return None if self._model.plan.mute else message
+            is_said = not plan.mute or (plan.ahead and message.slot.kind is Kind.NEWATTEMPT)
+            return message if is_said else None
         if first is None or first is self._x or first is target:
             return message
         came_s = first.machine.view.arrivals.commit_s.get(self._model.x, math.inf)
