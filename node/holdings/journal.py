@@ -122,7 +122,7 @@ class ReceiptLog:
         if fresh:
             assert self._folded is not None, "begin comes first"
             self._log.append([message.encoded for message in fresh.values()])
-            self._known |= fresh.keys()
+            self._known.update(fresh)
 
     def read(self) -> tuple[Folded | None, list[SignedMessage]]:
         """What is in the file: see `decode_receipts`."""

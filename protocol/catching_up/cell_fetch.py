@@ -369,7 +369,7 @@ class CellFetch:
             return
         still = [other for other in self._sources.values() if other is not source]
         freed = {p for p in places if not any(p in other.asked for other in still)}
-        self._open = dict.fromkeys(sorted(freed | self._open.keys()))
+        self._open = dict.fromkeys(sorted(freed.union(self._open)))
         for place in places:
             del source.asked[place]
             source.asked_bytes -= self.batches[place[0]].sizes[place[1]]

@@ -201,7 +201,7 @@ class Origins:
         """Ask who is linked and has a part of it: for its newest seal, or for that of our last."""
         first, last = self._chain[0].value.round, self._chain[-1].value.round
         able = {peer for peer, at in rounds.items() if at - 1 >= first} - {self.source}
-        new = able - self._asked.keys()
+        new = able.difference(self._asked)
         if not new:
             return  # As nearly always.
         asked = sum(

@@ -456,7 +456,7 @@ class NodeCore:
             suspects |= self.audits.shunned
         if self._overdrawn:
             self._overdrawn = {p: end_s for p, end_s in self._overdrawn.items() if now_s < end_s}
-            suspects |= self._overdrawn.keys()
+            suspects = suspects.union(self._overdrawn)
         if suspects != self._suspects:
             self._suspects = suspects
             actions += self._round(ev.SuspicionsChanged(suspects), now_s)

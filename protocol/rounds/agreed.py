@@ -224,7 +224,7 @@ def call_substitutes(view: RoundView, *, now_s: float, deadline_s: float) -> Non
             if late and view.roles.belief.words > 1:
                 # All who are late at once: one for each deadline, b liars could hold a round up.
                 first = piece.reducers[: view.roles.belief.num_needed(piece.reducers)]
-                wrong += len(set(first) - said.keys())
+                wrong += len(set(first).difference(said))
                 wrong = min(wrong, view.roles.belief.words - 1)
             view.gathering().call(piece, max(late, wrong))
 

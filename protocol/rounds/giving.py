@@ -221,7 +221,7 @@ class Giving:
             return False
         if view.index < self._sealed.get(peer, -ERA_OF_TAKERS) + ERA_OF_TAKERS:
             return False  # It joins no more: it is late with its own work.
-        if peer in view.seats.proven or peer in view.peers.convicted | view.ballots.commits.keys():
+        if peer in view.seats.proven or peer in view.peers.convicted.union(view.ballots.commits):
             return False
         if now_s > taker.heard_s + view.config.grace_s:
             return False  # It is silent for as long as makes a member suspected.

@@ -143,7 +143,8 @@ class Patience:
         """How its work for that round moves, or what it does to come to that round; None if it is
         not on its way.
 
-        What led to a COMMIT that is here is over: behind it only what is fetched counts.
+        What led to a COMMIT that is here is over: behind it only what is fetched counts, and not of
+        who is in a later attempt, for which it fetches.
         """
         has_committed, found = peer in view.ballots.commits, None
         if not has_committed and peer in view.waits.left_behind_s:
@@ -155,7 +156,7 @@ class Patience:
                 continue
             if now_s < course.stops_s:
                 found = Movement(course.grown_s, course.stops_s)
-        return found
+        return None if found and has_committed and _is_ahead(view, peer) else found
 
     def own(self, view: RoundView, work: Working | None, now_s: float) -> tuple[Progress, ...]:
         """How far this node is, for its heartbeat: with training, else with what it gathers."""
@@ -297,7 +298,7 @@ class Patience:
                 else:
                     late[peer] = _bytes_of(view, commit[0], now_s, within_s)
         if has_said or not view.gathering().first_kept:
-            for peer in awaited_haves(view) - late.keys():
+            for peer in awaited_haves(view).difference(late):
                 late[peer] = self.movement(peer, view, now_s)
         return Stage.HAVES if has_said else Stage.PARTS, late
 
@@ -322,7 +323,7 @@ class Patience:
                 stage = Stage.SEALS
                 sealers = view.ballots.of(Kind.SEAL, view.attempt, view.seals.before)
                 voters = view.peers.expected.intersection(view.roles.electorate)
-                for peer in voters - sealers.keys():
+                for peer in voters.difference(sealers):
                     late[peer] = self.movement(peer, view, now_s)
         return stage, late
 
@@ -357,6 +358,15 @@ class Patience:
             left_s = (CAP_ROUNDS - self._spent.get(peer, 0.0)) * unit_s
             ends_s[peer] = free_s if peer in self._over else max(now_s, free_s) + left_s
         return ends_s
+
+
+def _is_ahead(view: RoundView, peer: PeerId) -> bool:
+    """Whether a member is seen in a later attempt: it says nothing in this one any more."""
+    return any(
+        attempt > view.attempt and peer in view.ballots.of(kind, attempt)
+        for kind in (Kind.NEWATTEMPT, Kind.HAVE, Kind.HOLD)
+        for attempt in view.ballots.attempts(kind)
+    )
 
 
 def _note_left_behind(view: RoundView, now_s: float) -> None:

@@ -462,7 +462,7 @@ class Meeting:
             for known in self._peers.values()
             if known.final == final.round
         }
-        heads = stands & self._paths.keys()
+        heads = stands.intersection(self._paths)
         target = own + standing.ahead
         if not heads and not standing.ahead:
             return None

@@ -190,6 +190,7 @@ STEPS = (Beat(STEP), Beat(COMMIT))
 PROGRESS = {
     "4 voters, X says what it likes of its work": WaitingPlan(beats=2, acts=TOLD, attempts=1),
     "4 voters, and it owes all else": WaitingPlan(beats=2, acts=TOLD, mute=True, place=1),
+    "4 voters, and it goes on alone": WaitingPlan(beats=2, acts=TOLD, mute=True, ahead=True),
     "4 voters, everything goes to 2 of them": WaitingPlan(
         beats=2, acts=TOLD, mute=True, place=2, cells=1
     ),

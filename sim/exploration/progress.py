@@ -58,10 +58,10 @@ SILENT = Beat(NOTHING)
 class WaitingPlan:
     """How much is explored: `beats` in which X does as it likes, and then one thing for ever, for
     `rounds` in all. Its place among the voters is `place`. Who is `mute` says nothing besides: no
-    HAVE, no VOTE. `acts` are all that it may do. C trains so many beats longer as it is `slow`. Of
-    the round's `attempts` one is the last. Whoever is `apart`, by letter, has no link to X: what X
-    says it hears from others, and nothing of its work. X is listed all the same, if it commits
-    before it has cost what it may.
+    HAVE, no VOTE; but its NEWATTEMPTs if it goes `ahead` alone. `acts` are all that it may do. C
+    trains so many beats longer as it is `slow`. Of the round's `attempts` one is the last. Whoever
+    is `apart`, by letter, has no link to X: what X says it hears from others, and nothing of its
+    work. X is listed all the same, if it commits before it has cost what it may.
     """
 
     beats: int
@@ -71,15 +71,18 @@ class WaitingPlan:
     place: int = 0
     cells: int = 4
     mute: bool = False
+    ahead: bool = False
     slow: int = 0
     attempts: int = 9
     apart: str = ""
 
     def round_max_s(self, acts: Sequence[Beat]) -> float:
         """What a round takes at most, whatever X does. Where it has committed before the others,
-        it can cost them something only by what it says that it fetches."""
+        it can cost them something only by what it says that it fetches, and not for another
+        attempt."""
         waits = LATE_SHARE + CAP_ROUNDS
-        if acts[0] == Beat(COMMIT) and all(act.what != FETCH for act in acts):
+        is_heard = not self.ahead and any(act.what == FETCH for act in acts)
+        if acts[0] == Beat(COMMIT) and not is_heard:
             waits = 0
         training_s = (TRAINING_BEATS + self.slow) * BEAT_S
         return (1 + waits) * training_s + DEADLINES_MAX * DEADLINE_S
@@ -269,8 +272,10 @@ class Beats(GoodRun):
             return None
         if message.sender != self._model.x or me == self._model.x:
             return message if message.sender != me else None
+        plan = self._model.plan
         if message.slot.kind is not Kind.COMMIT:
-            return None if self._model.plan.mute else message
+            is_said = not plan.mute or (plan.ahead and message.slot.kind is Kind.NEWATTEMPT)
+            return message if is_said else None
         if first is None or first is self._x or first is target:
             return message
         came_s = first.machine.view.arrivals.commit_s.get(self._model.x, math.inf)

@@ -41,6 +41,11 @@ def steps_behind_a_commit_count() -> Loosened:
     return mock.patch.object(Patience, "movement", movement)
 
 
+def what_is_fetched_ahead_counts() -> Loosened:
+    """Whoever fetches is waited for, in whatever attempt it is."""
+    return mock.patch.object(protocol.rounds.patience, "_is_ahead", return_value=False)
+
+
 def clock_goes_on_from_where_it_stood() -> Loosened:
     """The clock goes on from where the last one moved, however long ago."""
 

@@ -168,6 +168,24 @@ def test_no_native_function_gives_errors_of_two_sorts_one_name():
 
 
 @pytest.mark.xdist_group("tree")
+def test_no_native_module_joins_a_set_and_a_view_by_an_operator():
+    """A frozenset less the keys of a dictionary is a set, and mypyc has it be a frozenset: the
+    build stops there with a TypeError. `difference` and the others take the dictionary itself."""
+    native, _ = native_and_other_nodes()
+    joined = [(node.op, node.right) for node in native[ast.BinOp]]
+    joined += [(node.op, node.value) for node in native[ast.AugAssign]]
+    views = {
+        ast.unparse(right)
+        for op, right in joined
+        if isinstance(op, ast.Sub | ast.BitAnd | ast.BitOr | ast.BitXor)
+        and isinstance(right, ast.Call)
+        and isinstance(right.func, ast.Attribute)
+        and right.func.attr in {"keys", "items"}
+    }
+    assert views == set()
+
+
+@pytest.mark.xdist_group("tree")
 def test_no_native_module_copies_objects():
     native, _ = native_and_other_nodes()
     imported = {

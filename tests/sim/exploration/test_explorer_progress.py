@@ -62,6 +62,12 @@ def plan(*acts: Beat, **fields) -> WaitingPlan:
             id="steps behind a COMMIT",
         ),
         pytest.param(
+            looser.what_is_fetched_ahead_counts,
+            plan(Beat(COMMIT), Beat(FETCH), mute=True, ahead=True),
+            HELD,
+            id="what is fetched ahead counts",
+        ),
+        pytest.param(
             looser.clock_goes_on_from_where_it_stood,
             plan(Beat(LONG), Beat(NOTHING), attempts=1),
             ENDED,
