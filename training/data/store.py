@@ -321,6 +321,9 @@ def _cut_to(path: Path, num_bytes: int) -> BinaryIO:
     """A file that is open at its end, behind its first bytes."""
     path.touch()
     file = path.open("r+b")
+    if os.fstat(file.fileno()).st_size < num_bytes:
+        file.close()
+        raise CorpusError(f"{path} lost what was written: delete {path.parent} and pack again")
     file.truncate(num_bytes)
     file.seek(num_bytes)
     return file
