@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from blake3 import blake3
@@ -32,6 +33,9 @@ from training.data.sources import SourceSpec
 from training.data.store import UNFINISHED, TokenStore
 from training.data.tokenizers import FileTokenizer, train_tokenizer
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as LibraryTokenizer
+
 SPEED_BAR, READ_BAR, P99_MS_BAR = 0.6, 20e6, 1.0
 MEMORY_BAR, OPEN_S_BAR = 300e6, 2.0
 FIRST_TOKENS = 10_000_000
@@ -40,6 +44,7 @@ FIRST_TOKENS = 10_000_000
 _WINDOW = 1025
 _READS = 40_000
 _REPEAT = 3
+_LIBRARY_BATCH = 1000
 _LOOK_S = 0.05
 _THREADS = (1, 2, 4, 8)
 _PACK = (sys.executable, "-P", "-m", "node.cli", "data", "pack")
@@ -148,7 +153,7 @@ def _speed(
     for number in range(_REPEAT):
         # The variable is looked up at each call; packing has threads of its own.
         os.environ["TOKENIZERS_PARALLELISM"] = "true"
-        library_s.append(_timed(partial(library.encode_batch, plain)))
+        library_s.append(_timed(partial(_encode_all, library, plain)))
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         out = options.folder / f"speed-{number}"
         pack_s.append(_timed(partial(_pack, options, out, tokenizer, os.cpu_count() or 1)))
@@ -159,6 +164,12 @@ def _speed(
         "pack_mb_per_s": round(rates[1], 2),
         "share_of_encode_batch": round(rates[1] / rates[0], 2),
     }
+
+
+def _encode_all(library: "LibraryTokenizer", texts: list[str]) -> None:
+    # All at once would take gigabytes, and the time that those take.
+    for start in range(0, len(texts), _LIBRARY_BATCH):
+        library.encode_batch(texts[start : start + _LIBRARY_BATCH])
 
 
 def _pack(options: DataBenchOptions, out: Path, tokenizer: FileTokenizer, threads: int) -> None:
@@ -182,22 +193,20 @@ def _equality(options: DataBenchOptions, tokenizer: FileTokenizer, tell: Tell) -
     out, rng, kills = options.folder / "killed", random.Random(f"{options.seed}/kill"), 0
     words = [*_PACK, str(options.folder / "mixed"), "--out", str(out), "--tokenizer"]
     words.append(str(options.folder / "tokenizer.json"))
-    while kills < options.kills:
+    tokens, whole = out / UNFINISHED / "tokens.bin", options.folder / "threads-1" / "tokens.bin"
+    for number in range(options.kills):
+        # Each gets farther than the one before, some beyond what was made durable.
+        wanted = whole.stat().st_size * (number + rng.random()) / (options.kills + 1)
         process = subprocess.Popen(words, env=child_environment(), stdout=subprocess.DEVNULL)
-        tokens = out / UNFINISHED / "tokens.bin"
-        begun = tokens.stat().st_size if tokens.exists() else 0
-        # Some tokens later than where it went on, so that each gets farther than the one before.
-        wanted = begun + rng.randrange(1, MIB)
         while process.poll() is None and not (tokens.exists() and tokens.stat().st_size > wanted):
             time.sleep(_LOOK_S)
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+            tell(f"killed behind {wanted / 1e6:.1f} MB of tokens")
         process.wait()
-        kills += 1
-        tell(f"killed the {kills}. time, at {wanted:,} bytes of tokens")
     if not (out / "corpus.json").exists():
-        _run([*words])
+        _run(words)
     digests.add(_first_digest(out))
     store = TokenStore.open(out)
     count = min(FIRST_TOKENS, store.facts.training.tokens)

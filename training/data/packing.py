@@ -61,6 +61,7 @@ DUPLICATE = "duplicate"
 _JOURNAL, _STDIN = "journal.sqlite", "stdin"
 _BATCH_BYTES = 256 * KIB
 _BATCH_ITEMS = 4096
+_WAITING_BYTES = 4 * MIB
 _SAVE_S = 5.0
 _GROUP_TOKENS = 1 << 20
 """Documents are packed to fit in groups of so many tokens: more waste less, and take memory."""
@@ -264,8 +265,11 @@ class _Packing:
         try:
             for batch in self._batches():
                 waiting.append((batch, pool.submit(self._tokenizer.encode, batch.texts)))
-                # One more than there are threads: so none waits while a batch is taken over.
-                if len(waiting) > threads:
+                # One more than there are threads: so none waits while a batch is taken over. Of
+                # long documents fewer, whatever the threads: their tokens are many times as long.
+                while len(waiting) > threads or (
+                    len(waiting) > 1 and sum(one.num_bytes for one, _ in waiting) > _WAITING_BYTES
+                ):
                     self._take(*waiting.popleft())
                 if time.monotonic() - saved_s > _SAVE_S and self._fitting.is_empty:
                     self._save()

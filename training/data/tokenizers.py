@@ -34,7 +34,8 @@ _ADDED_MAX = 1 << 16
 _VALUES_MAX = 1 << 22
 _DEPTH_MAX = 32
 _PIECE_BYTES = 64 * KIB
-"""A longer document is tokenised piece by piece: the library takes a hundred bytes a token."""
+"""Of text that the library has at once: it takes more than a hundred bytes a token. A longer
+document is tokenised in pieces."""
 
 _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "[SEP]")
 """Special tokens that end a document in well-known vocabularies; the first that is there counts."""
@@ -127,28 +128,43 @@ class FileTokenizer:
 
     def encode(self, texts: Sequence[bytes]) -> tuple[Tokens, NDArray[np.int64]]:
         """See Tokenizer."""
-        pieces, counts = list[str](), list[int]()
-        for text in texts:
-            found = [text] if len(text) <= _PIECE_BYTES else cut_text(iter([text]), _PIECE_BYTES)
-            before = len(pieces)
-            pieces += [piece.decode() for piece in found]
-            counts.append(len(pieces) - before)
-        with _LibraryErrors("the tokenizer fails on a text"):
-            encoded = iter(self._library.encode_batch_fast(pieces, add_special_tokens=False))
-        ids, lengths = list[int](), list[int]()
-        for count in counts:
-            before = len(ids)
-            for _ in range(count):
-                ids += next(encoded).ids
-            ids.append(self._end)
-            lengths.append(len(ids) - before)
-        tokens: Tokens = np.array(ids, np.uint16) if self._is_short else np.array(ids, np.uint32)
-        return tokens, np.array(lengths, np.int64)
+        parts, lengths = list[NDArray[Any]](), np.zeros(len(texts), np.int64)
+        end = self._array([self._end])
+        for group in _grouped(texts):
+            with _LibraryErrors("the tokenizer fails on a text"):
+                encoded = self._library.encode_batch_fast(
+                    [piece.decode() for _, piece, _ in group], add_special_tokens=False
+                )
+            for (number, _, is_last), one in zip(group, encoded, strict=True):
+                for part in (self._array(one.ids), end) if is_last else (self._array(one.ids),):
+                    parts.append(part)
+                    lengths[number] += len(part)
+        return np.concatenate(parts or [end[:0]]), lengths
+
+    def _array(self, ids: list[int]) -> Tokens:
+        return np.array(ids, np.uint16) if self._is_short else np.array(ids, np.uint32)
 
     def decode(self, tokens: Tokens) -> str:
         """See Tokenizer."""
         with _LibraryErrors("the tokenizer fails on tokens"):
             return self._library.decode(tokens.tolist(), skip_special_tokens=False)
+
+
+def _grouped(texts: Sequence[bytes]) -> Iterator[list[tuple[int, bytes, bool]]]:
+    """Pieces of texts in groups of some size: each with the number of its text, and whether it is
+    the last one of that."""
+    group, num_bytes = list[tuple[int, bytes, bool]](), 0
+    for number, text in enumerate(texts):
+        left = len(text)
+        for piece in [text] if left <= _PIECE_BYTES else cut_text(iter([text]), _PIECE_BYTES):
+            left -= len(piece)
+            group.append((number, piece, not left))
+            num_bytes += len(piece)
+            if num_bytes >= _PIECE_BYTES:
+                yield group
+                group, num_bytes = [], 0
+    if group:
+        yield group
 
 
 def open_tokenizer(where: str, end: str | None = None, *, is_chat: bool = False) -> Tokenizer:
