@@ -329,6 +329,6 @@ RULES: dict[EntryKind, KindRule] = {
         body=Admitted, key_bytes=32, ttl_s=DAY_S, entry_bytes=640, per_writer=64, total=8192
     ),
     EntryKind.TEXT: KindRule(
-        body=HoldsText, key_bytes=32, ttl_s=HOUR_S, entry_bytes=1536, per_writer=2, total=4096
+        body=HoldsText, key_bytes=32, ttl_s=HOUR_S, entry_bytes=1536, per_writer=2, total=512
     ),
 }

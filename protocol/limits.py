@@ -99,6 +99,11 @@ TEXT_BLOCK_BYTES_MAX = CHUNK_BYTES
 TEXT_BLOCKS_ASKED_MAX = 16
 """Blocks that one stream asks for: 16 MiB at most, or a MiB in blocks of 64 KiB."""
 
+TEXT_WANT_BYTES_MAX = 128
+TEXT_HEADER_BYTES_MAX = 1088
+"""The first frame of such a stream has a root and 16 numbers, 118 bytes; the one before each block
+its number, its length and a proof of at most 32 nodes of 32 bytes."""
+
 TEXT_MEMBERS_MAX = 256
 """Members among whom the blocks of a text are placed, and whose announcements are kept."""
 
@@ -236,7 +241,7 @@ ENTRY_ADDRESS_BYTES_MAX = 192
 """A relayed address names two peers and takes 160 bytes."""
 
 STATE_ROWS_MAX = 150_000
-"""Of the replicated state on disk: 120,832 entries of all kinds, and the evidence."""
+"""Of the replicated state on disk: 117,248 entries of all kinds, and the evidence."""
 
 STATE_FILE_BYTES_MAX = 256 * MIB
 """The bytes of all of them with SQLite's pages, which are half full at worst, and ids and sums."""

@@ -100,7 +100,6 @@ class Givers:
         self._gone: dict[PeerId, Giver] = {}
         """Who rested when it went: it rests on when it comes back."""
 
-
     def new(self, peer: PeerId) -> Giver:
         """A peer of which nothing is known yet."""
         return Giver(peer, self._shape.asked_together)
@@ -111,7 +110,8 @@ class Givers:
         if giver is None:
             if len(self.peers) > limits.TEXT_MEMBERS_MAX:  # The mirrors are one more.
                 return False
-            giver = self.peers[peer] = self._gone.pop(peer, None) or self.new(peer)
+            giver = self._gone.pop(peer) if peer in self._gone else self.new(peer)
+            self.peers[peer] = giver
         before = giver.said.room if giver.said else 0
         giver.hear(said, self._shape)
         return before != (giver.said.room if giver.said else 0)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
@@ -25,8 +26,8 @@ def says(blocks: Iterable[int], *, room: int = SIZE, hot: tuple[int, ...] = ()) 
     return announcement(mask_of(blocks, SIZE), room=room, hot=hot)
 
 
-def keeper(held: Iterable[int] = (), **changes) -> BlockKeeper:
-    settings = {"quota_blocks": SIZE, "origin": FOUNDER} | changes
+def keeper(held: Iterable[int] = (), **changes: Any) -> BlockKeeper:
+    settings: dict[str, Any] = {"quota_blocks": SIZE, "origin": FOUNDER} | changes
     return BlockKeeper(ME, SHAPE, KeeperSettings(**settings), held)
 
 
@@ -384,7 +385,7 @@ def test_announcements_are_few_and_tell_at_once_that_all_is_here():
     scene = Scene(keeper(origin=None))
     scene.tell(ev.MemberSeen(A, says(ALL)))
     placement = scene.place(ME=SIZE, A=SIZE)
-    owed = asked(scene.done)[A]
+    owed = list(asked(scene.done)[A])
     while owed:
         scene.now_s += 0.25
         owed = [*owed[1:], *asked(scene.tell(ev.BlockCame(A, owed[0]))).get(A, ())]
@@ -416,24 +417,22 @@ def test_no_order_of_events_breaks_the_keeper_or_its_bounds(seed, case):
         now_s += rng.random()
         peer, blocks = rng.choice(peers), tuple(rng.sample(range(-2, SIZE + 3), 3))
         shown = [block for block in blocks if 0 <= block < SIZE]
-        event = rng.choice(
-            [
-                ev.LeaseTaken(blocks, blocks[1:]),
-                ev.BlockUsed(blocks[0]),
-                ev.MemberSeen(peer, says(shown, hot=tuple(sorted(shown)))),
-                ev.MemberSeen(peer, None),
-                ev.MemberGone(peer),
-                ev.PlacementMade(place_blocks(SHAPE.root, SIZE, {ME: 7, A: rng.randrange(9)})),
-                ev.BlockMoves(peer),
-                ev.BlockCame(peer, blocks[0]),
-                ev.BlocksNotGiven(peer, blocks, rng.random() < 0.5),
-                ev.BlockWrong(peer, blocks[0]),
-                ev.BlockLost(blocks[0]),
-                ev.BlocksWanted(peer, tuple(sorted(max(0, block) for block in blocks))),
-                ev.TextTick(),
-            ]
-        )
-        made.handle(event, now_s)
+        events: list[ev.TextEvent] = [
+            ev.LeaseTaken(blocks, blocks[1:]),
+            ev.BlockUsed(blocks[0]),
+            ev.MemberSeen(peer, says(shown, hot=tuple(sorted(shown)))),
+            ev.MemberSeen(peer, None),
+            ev.MemberGone(peer),
+            ev.PlacementMade(place_blocks(SHAPE.root, SIZE, {ME: 7, A: rng.randrange(9)})),
+            ev.BlockMoves(peer),
+            ev.BlockCame(peer, blocks[0]),
+            ev.BlocksNotGiven(peer, blocks, rng.random() < 0.5),
+            ev.BlockWrong(peer, blocks[0]),
+            ev.BlockLost(blocks[0]),
+            ev.BlocksWanted(peer, tuple(sorted(max(0, block) for block in blocks))),
+            ev.TextTick(),
+        ]
+        made.handle(rng.choice(events), now_s)
         assert made.num_held == made.held.sum() <= 10
         givers = made._givers
         owed = {(b, p) for b, some in givers.asked.items() for p in some}
