@@ -52,6 +52,7 @@ class BlockMoves:
     """Bytes of a block come in, at a pace that is worth waiting for."""
 
     peer: PeerId
+    block: int
 
 
 @dataclass(frozen=True, slots=True)

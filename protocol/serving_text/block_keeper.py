@@ -160,10 +160,9 @@ class BlockKeeper:
                 self._placed = mask_of(placement.kept_by(self.me).tolist(), self.shape.num_blocks)
                 self._list_copies()
                 self._is_news = True
-            case ev.BlockMoves(peer):
-                giver = self._givers.peers.get(peer)
-                if giver is not None and giver.asked:
-                    giver.move(now_s)
+            case ev.BlockMoves(peer, block):
+                if peer in self._givers.asked.get(block, ()):
+                    self._givers.peers[peer].move(block, now_s)
             case ev.BlockCame(peer, block):
                 return self._keep(peer, block, now_s)
             case ev.BlocksNotGiven():
@@ -360,7 +359,7 @@ class BlockKeeper:
         owing = self._givers.asked.get(block, ())
         is_own, is_named = self._is_of_lease(block), block in self._named
         free: list[tuple[int, float, PeerId]] = []
-        busy: list[int] = []
+        busy: list[tuple[int, bool]] = []
         for giver in self._givers.peers.values():
             if giver.peer in owing or now_s < giver.rests_until_s:
                 continue
@@ -368,15 +367,18 @@ class BlockKeeper:
                 continue
             tier = self._tier(giver.peer)
             if giver.is_busy:
-                busy.append(tier)
+                busy.append((tier, giver.is_moving(now_s)))
             else:
                 free.append((tier, len(giver.asked) + self._random.random(), giver.peer))
         if is_named:  # The members had their time.
             free = [one for one in free if one[0]] or free
-        elif not is_own and 0 in busy:
+        elif not is_own and any(not tier for tier, _ in busy):
             free = [one for one in free if not one[0]]  # Copies wait for members.
-        if is_own and (free or not busy):
-            self._sought_s.setdefault(block, now_s)
+        if free or not any(is_moving for _, is_moving in busy):
+            if is_own:
+                self._sought_s.setdefault(block, now_s)
+        elif not is_named:
+            self._sought_s.pop(block, None)  # It waits its turn, behind blocks that come in.
         return min(free)[2] if free else None
 
     def _tier(self, peer: PeerId) -> int:

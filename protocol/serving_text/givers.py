@@ -10,6 +10,9 @@ from protocol.serving_text.text_shape import BlockMask, TextShape, announced_mas
 PATIENCE_S = 4.0
 """A giver from which nothing comes for so long is given up: another is asked now, it later."""
 
+MOVING_S = 2.0
+"""A giver from which nothing comes for so long does not count as one that is at work on a block."""
+
 REST_S, REST_S_MAX = 2.0, 120.0
 """How long a giver rests that gave nothing; twice as long each time, until it gives something."""
 
@@ -36,6 +39,9 @@ class Giver:
     """When something came from it last, or when it was asked while it owed nothing."""
 
     moved_s: float = float("-inf")
+    moves: int = -1
+    """The block of which it sent bytes last."""
+
     gave_s: float = 0.0
     """When it gave its last block, or was asked while it owed nothing."""
 
@@ -70,19 +76,23 @@ class Giver:
         self.rests_until_s = now_s + self.wrong_rest_s
         self.wrong_rest_s = min(2.0 * self.wrong_rest_s, WRONG_REST_S_MAX)
 
-    def move(self, now_s: float) -> None:
+    def move(self, block: int, now_s: float) -> None:
         """Bytes of a block came from it."""
-        self.heard_s = self.moved_s = now_s
+        self.moves, self.heard_s, self.moved_s = block, now_s, now_s
 
-    def gave(self, now_s: float, window_max: int) -> None:
+    def gave(self, block: int, now_s: float, window_max: int) -> None:
         """It gave a block. Who is slow is asked for less at a time, and others for the rest."""
         each_s = now_s - self.gave_s
         if each_s * (self.window + 1) < PATIENCE_S / 2:
             self.window = min(self.window + 1, window_max)
         elif each_s * self.window > PATIENCE_S:
             self.window = max(1, self.window - 1)
-        self.move(now_s)
+        self.move(block, now_s)
         self.gave_s, self.rest_s = now_s, REST_S
+
+    def is_moving(self, now_s: float) -> bool:
+        """Whether bytes came from it of late."""
+        return now_s < self.moved_s + MOVING_S
 
     @property
     def is_busy(self) -> bool:
@@ -139,7 +149,7 @@ class Givers:
     def gave(self, peer: PeerId, block: int, now_s: float) -> None:
         """It gave a block that it owed."""
         if self.end(peer, block):
-            self.peers[peer].gave(now_s, REQUESTS_MAX * self._shape.asked_together)
+            self.peers[peer].gave(block, now_s, REQUESTS_MAX * self._shape.asked_together)
 
     def end(self, peer: PeerId, block: int) -> bool:
         """It does not owe a block any more; whether it did."""
@@ -162,9 +172,9 @@ class Givers:
         return [giver.peer for giver in silent]
 
     def is_moving(self, block: int, now_s: float) -> bool:
-        """Whether somebody who was asked for a block has given something since."""
+        """Whether bytes of a block came of late from somebody who owes it."""
         owing = (self.peers[peer] for peer in self.asked.get(block, ()))
-        return any(giver.moved_s > now_s - PATIENCE_S for giver in owing)
+        return any(giver.moves == block and giver.is_moving(now_s) for giver in owing)
 
     def _free(self, giver: Giver, blocks: tuple[int, ...]) -> None:
         for block in blocks:

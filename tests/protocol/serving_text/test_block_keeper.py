@@ -109,7 +109,7 @@ def test_slow_giver_owes_one_block_at_a_time_and_nothing_is_named_while_it_gives
     owed = list(asked(scene.tell(ev.LeaseTaken(tuple(range(8)))))[A])
     while owed:
         for _ in range(5):  # 7.5 s for each block.
-            scene.tell(ev.BlockMoves(A))
+            scene.tell(ev.BlockMoves(A, owed[0]))
             scene.wait(1.5)
         owed += asked(scene.tell(ev.BlockCame(A, owed.pop(0)))).get(A, ())
         assert len(owed) <= 1
@@ -179,7 +179,7 @@ def test_wrong_word_of_who_was_not_asked_is_nobodys_fault():
     scene = Scene(keeper())
     scene.tell(ev.MemberSeen(A, says(ALL)), ev.MemberSeen(B, says([])), ev.LeaseTaken((4,)))
     assert not of(ev.GiverSetBack, scene.tell(ev.BlockWrong(B, 4), ev.BlockWrong(C, 4)))
-    scene.tell(ev.BlocksNotGiven(B, (4,), False), ev.BlockMoves(C))
+    scene.tell(ev.BlocksNotGiven(B, (4,), False), ev.BlockMoves(C, 4))
     assert not asked(scene.wait(1.0)), "A still owes it"
 
 
@@ -209,7 +209,7 @@ def test_giver_that_moves_for_ever_delays_the_name_only_so_long():
     scene = Scene(keeper())
     scene.tell(ev.MemberSeen(A, says(ALL)), ev.LeaseTaken((4,)))
     for _ in range(30):
-        scene.tell(ev.BlockMoves(A))
+        scene.tell(ev.BlockMoves(A, 4))
         scene.wait(1.0)
     assert [action.block for action in of(ev.BlockNamed, scene.done)] == [4]
     assert scene.now_s == keeping.NAMED_AT_LAST_S
@@ -424,7 +424,7 @@ def test_no_order_of_events_breaks_the_keeper_or_its_bounds(seed, case):
             ev.MemberSeen(peer, None),
             ev.MemberGone(peer),
             ev.PlacementMade(place_blocks(SHAPE.root, SIZE, {ME: 7, A: rng.randrange(9)})),
-            ev.BlockMoves(peer),
+            ev.BlockMoves(peer, blocks[0]),
             ev.BlockCame(peer, blocks[0]),
             ev.BlocksNotGiven(peer, blocks, rng.random() < 0.5),
             ev.BlockWrong(peer, blocks[0]),
