@@ -140,8 +140,7 @@ class Patience:
         """How its work for that round moves, or what it does to come to that round; None if it is
         not on its way.
 
-        What led to a COMMIT that is here is over: behind it only what is fetched counts, and that of
-        who is in a later attempt is for that one.
+        What led to a COMMIT that is here is over: behind it only what is fetched counts.
         """
         has_committed, found = peer in view.ballots.commits, None
         if not has_committed and peer in view.waits.passed_over_s:
@@ -153,7 +152,7 @@ class Patience:
                 continue
             if now_s < course.stops_s:
                 found = Movement(course.grown_s, course.stops_s)
-        return None if found and has_committed and _is_ahead(view, peer) else found
+        return found
 
     def own(self, view: RoundView, work: Working | None, now_s: float) -> tuple[Progress, ...]:
         """How far this node is, for its heartbeat: with training, else with what it gathers."""
@@ -340,15 +339,6 @@ class Patience:
             left_s = (CAP_ROUNDS - self._spent.get(peer, 0.0)) * unit_s
             ends_s[peer] = free_s if peer in self._over else max(now_s, free_s) + left_s
         return ends_s
-
-
-def _is_ahead(view: RoundView, peer: PeerId) -> bool:
-    """Whether a member is seen in a later attempt: it says nothing in this one any more."""
-    return any(
-        attempt > view.attempt and peer in view.ballots.of(kind, attempt)
-        for kind in (Kind.NEWATTEMPT, Kind.HAVE, Kind.HOLD)
-        for attempt in view.ballots.attempts(kind)
-    )
 
 
 def _note_passed_over(view: RoundView, now_s: float) -> None:

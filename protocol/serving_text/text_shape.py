@@ -12,6 +12,7 @@ from protocol.entry_kinds import HoldsText, decode_runs, encode_runs
 from protocol.errors import ProofError
 from protocol.grid import check_merkle_proof
 from protocol.identity import PeerId
+from protocol.wire import DIGEST_BYTES
 
 MIRROR = PeerId(bytes(32))
 """Stands for the mirrors where a peer is named: whoever acts asks one of them."""
@@ -95,3 +96,34 @@ def announced_mask(said: HoldsText, num_blocks: int) -> BlockMask | None:
     for first, stop in runs:
         mask[first:stop] = True
     return mask
+
+
+class DigestTree:
+    """The Merkle tree over the digests of all blocks, for many proofs: 64 bytes a block."""
+
+    def __init__(self, digests: bytes) -> None:
+        """`digests` lie behind one another, 32 bytes each; at least one."""
+        self._levels = [digests]
+        while len(level := self._levels[-1]) > DIGEST_BYTES:
+            pair = 2 * DIGEST_BYTES
+            self._levels.append(
+                b"".join(
+                    blake3(b"\x01" + both).digest() if len(both) == pair else both
+                    for both in (level[at : at + pair] for at in range(0, len(level), pair))
+                )
+            )
+
+    @property
+    def root(self) -> bytes:
+        """The root over all of them."""
+        return self._levels[-1]
+
+    def proof(self, number: int) -> tuple[bytes, ...]:
+        """The siblings on the way from a block's digest to the root, lowest first."""
+        found = []
+        for level in self._levels[:-1]:
+            at = DIGEST_BYTES * (number ^ 1)
+            if at < len(level):
+                found.append(level[at : at + DIGEST_BYTES])
+            number //= 2
+        return tuple(found)

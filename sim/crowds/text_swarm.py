@@ -202,9 +202,9 @@ class TextSwarm:
 
     def _reach(self, giver: PeerId, asker: PeerId, blocks: tuple[int, ...], number: int) -> None:
         """A request is at its giver, which sends one block after the other."""
-        wait_s = 0.0
+        wait_s, given, lacking = 0.0, blocks, tuple[int, ...]()
         if giver == MIRROR:
-            given, lacking, rate, free_s = blocks, (), max(UPLINK_BYTES_PER_S), self.time.now_s
+            rate, free_s = max(UPLINK_BYTES_PER_S), self.time.now_s
         else:
             member = self.members[giver]
             if not member.is_alive:

@@ -208,8 +208,11 @@ def test_member_that_came_is_heard_of_by_all_before_the_deadline_counts():
     assert not scene.says_have(19.4)
 
 
-def owe_have(scene: "Scene", peer: PeerId) -> None:
-    """Its COMMIT and parts come, and all others have said what they hold."""
+def test_steps_that_led_to_a_commit_excuse_no_have_that_is_missing():
+    """The looser wording: whoever moved lately is waited for, whatever it owes."""
+    scene = Scene(trust="open")
+    (peer,) = scene.late
+    scene.beat(10.0, done=49)
     heard = scene.commits[peer]
     scene.view.ballots.add(BallotEntry(heard.message, heard.body))
     scene.view.arrivals.commit_s[peer] = 10.1
@@ -218,29 +221,9 @@ def owe_have(scene: "Scene", peer: PeerId) -> None:
     for voice in (Voice(other, scene.view.seals.head) for other in scene.peers if other != peer):
         have = voice.have(everybody)
         scene.view.ballots.add(BallotEntry(have.message, have.body))
-
-
-def test_steps_that_led_to_a_commit_excuse_no_have_that_is_missing():
-    """The looser wording: whoever moved lately is waited for, whatever it owes."""
-    scene = Scene(trust="open")
-    (peer,) = scene.late
-    scene.beat(10.0, done=49)
-    owe_have(scene, peer)
     assert awaited_haves(scene.view) == {peer}
     assert not scene.look(10.2)
     assert scene.beat(10.5, done=1, phase=Phase.FETCH)
-
-
-def test_what_is_fetched_for_a_later_attempt_excuses_no_have_that_is_missing():
-    """The looser wording: whoever fetches is waited for, in whatever attempt it is."""
-    scene = Scene(trust="open")
-    (peer,) = scene.late
-    owe_have(scene, peer)
-    assert scene.beat(10.5, done=1, phase=Phase.FETCH)
-    ahead = Voice(peer, scene.view.seals.head).new_attempt(1)
-    scene.view.ballots.add(BallotEntry(ahead.message, ahead.body))
-    assert not scene.beat(10.6, done=2, phase=Phase.FETCH)
-    assert awaited_haves(scene.view) == {peer}, "it is named for it"
 
 
 @pytest.mark.parametrize(("trust", "enough"), [("friends", 1), ("open", 2)])

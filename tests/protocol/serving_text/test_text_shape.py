@@ -12,6 +12,7 @@ from protocol.entry_kinds import HoldsText, decode_runs, encode_runs
 from protocol.errors import DecodeError, ProofError
 from protocol.grid import MerkleTree
 from protocol.serving_text.text_shape import (
+    DigestTree,
     TextShape,
     announced_mask,
     announcement,
@@ -40,6 +41,14 @@ def test_every_block_leads_to_the_root_and_none_does_in_another_place():
 def test_other_bytes_are_no_block(payload):
     with pytest.raises(ProofError):
         SHAPE.check(4, payload, TREE.proof(4))
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 8, 11, 100])
+def test_tree_of_digests_is_the_tree_of_the_grid(count):
+    digests = [block_digest(bytes([n])) for n in range(count)]
+    tree, other = DigestTree(b"".join(digests)), MerkleTree(digests)
+    assert tree.root == other.root
+    assert [tree.proof(n) for n in range(count)] == [other.proof(n) for n in range(count)]
 
 
 def test_text_of_no_size_is_none():
