@@ -46,8 +46,11 @@ PLACE_EVERY_S = 2.0
 START_S = 5.0
 """So long a node listens who is there before it places blocks: alone it would keep them all."""
 
-LOOKED_AT_MAX = 512
-"""Blocks for which a giver is looked for in one go."""
+MISSED_MAX = 128
+"""So many blocks for which there is nobody to ask are looked at in one go."""
+
+ASKED_AT_ONCE_MAX = 3
+"""Givers that are asked for a block that was named."""
 
 EXTRA_COPY_S = 1800.0
 """How long a copy of a hot block counts as one that is to be kept."""
@@ -139,7 +142,9 @@ class BlockKeeper:
         if not self._has_begun:
             self._has_begun, self._place_at_s = True, now_s + START_S
         actions = self._take(event, now_s)
-        actions += self._drop_surplus(now_s)
+        if isinstance(event, ev.BlocksWanted | ev.BlockMoves):
+            return actions  # They come often, and change nothing of what is to be asked.
+        actions += self._drop_surplus()
         actions += self._go_on(now_s)
         actions += self._announce(now_s)
         return actions
@@ -277,6 +282,8 @@ class BlockKeeper:
         missing = np.flatnonzero(self._placed & ~self.held)
         copies = self._copies_elsewhere()
         order = np.random.default_rng(self._random.getrandbits(64)).permutation(missing)
+        # What no member holds is not to be had, or from the founder: behind all that is in danger.
+        copies[copies == 0] = self.settings.copies
         order = order[np.argsort(copies[order], kind="stable")]
         self._to_copy = dict.fromkeys(order.tolist())
         for block in self._extra:
@@ -335,18 +342,26 @@ class BlockKeeper:
         actions += self._name(now_s)
         under_way_max = max(1, UNDER_WAY_BYTES_MAX // self.shape.block_bytes)
         asked: dict[PeerId, list[int]] = {}
-        for looked_at, block in enumerate(chain(sorted(self._named), self._due())):
+        num_missed, nowhere = 0, list[int]()
+        for block in chain(sorted(self._named), self._due()):
             is_named = block in self._named
             if not is_named and len(self._givers.asked) >= under_way_max:
                 break
-            if looked_at >= LOOKED_AT_MAX:
-                break
-            if not is_named and block in self._givers.asked:
+            num_asked = len(self._givers.asked.get(block, ()))
+            if num_asked >= (ASKED_AT_ONCE_MAX if is_named else 1):
                 continue
-            peer = self._choose(block, now_s)
+            peer, is_anywhere = self._choose(block, now_s)
             if peer is not None:
                 self._givers.ask(peer, block, now_s)
                 asked.setdefault(peer, []).append(block)
+                continue
+            if not is_anywhere and block in self._to_copy:
+                nowhere.append(block)
+            num_missed += 1
+            if num_missed >= MISSED_MAX:
+                break
+        for block in nowhere:  # Others are looked at before it the next time.
+            self._to_copy[block] = self._to_copy.pop(block)
         for peer, blocks in asked.items():
             blocks.sort()
             together = self.shape.asked_together
@@ -354,8 +369,9 @@ class BlockKeeper:
                 actions.append(ev.AskForBlocks(peer, tuple(blocks[start : start + together])))
         return actions
 
-    def _choose(self, block: int, now_s: float) -> PeerId | None:
-        """Whom to ask for a block now, if anybody: a member, else the origin, else a mirror."""
+    def _choose(self, block: int, now_s: float) -> tuple[PeerId | None, bool]:
+        """Whom to ask for a block now, if anybody: a member, else the origin, else a mirror; and
+        whether there is somebody to ask at all, now or once it owes less."""
         owing = self._givers.asked.get(block, ())
         is_own, is_named = self._is_of_lease(block), block in self._named
         free: list[tuple[int, float, PeerId]] = []
@@ -379,7 +395,7 @@ class BlockKeeper:
                 self._sought_s.setdefault(block, now_s)
         elif not is_named:
             self._sought_s.pop(block, None)  # It waits its turn, behind blocks that come in.
-        return min(free)[2] if free else None
+        return min(free)[2] if free else None, bool(free or busy)
 
     def _tier(self, peer: PeerId) -> int:
         """The founder and the mirrors are for what nobody else gives."""
@@ -416,8 +432,7 @@ class BlockKeeper:
         self.num_held -= 1
         self._is_news = True
 
-    def _drop_surplus(self, now_s: float) -> list[TextAction]:
-        del now_s
+    def _drop_surplus(self) -> list[TextAction]:
         surplus = self.num_held - self.settings.quota_blocks
         if surplus <= 0:
             return []

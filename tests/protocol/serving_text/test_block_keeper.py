@@ -394,6 +394,35 @@ def test_announcements_are_few_and_tell_at_once_that_all_is_here():
     assert (said[-1].is_settled, said[-1].count) == (True, len(placement.kept_by(ME)))
 
 
+def test_blocks_that_nobody_has_keep_nobody_from_copying_the_others():
+    shape = TextShape(bytes(32), 1000, 1 << 16)
+    made = BlockKeeper(ME, shape, KeeperSettings(quota_blocks=1000))
+    made.handle(ev.MemberSeen(A, announcement(mask_of(range(990, 1000), 1000), room=5)), 0.0)
+    placement = place_blocks(shape.root, 1000, {ME: 1000})
+    done, now_s = made.handle(ev.PlacementMade(placement), 0.0), 0.0
+    while owed := asked(done):
+        done = []
+        for peer, blocks in owed.items():
+            for block in blocks:
+                now_s += 0.1
+                done += made.handle(ev.BlockCame(peer, block), now_s)
+        for _ in range(10):
+            now_s += keeping.TICK_S
+            done += made.handle(ev.TextTick(), now_s)
+    assert made.held.nonzero()[0].tolist() == list(range(990, 1000))
+
+
+def test_named_block_is_not_asked_of_everybody_at_once():
+    scene = Scene(keeper(has_mirrors=True))
+    for n in range(20, 40):
+        scene.tell(ev.MemberSeen(PeerId(bytes([n]) * 32), says(ALL)))
+    scene.tell(ev.MemberSeen(FOUNDER, says(ALL, room=0)), ev.LeaseTaken((4,)))
+    for _ in range(60):
+        scene.wait(keeping.TICK_S)
+        assert len(scene.keeper._givers.asked.get(4, ())) <= keeping.ASKED_AT_ONCE_MAX
+    assert scene.keeper.named == {4}
+
+
 def test_what_is_under_way_is_bounded_however_many_give():
     shape = TextShape(bytes(32), 4000, 1 << 16)
     made = BlockKeeper(ME, shape, KeeperSettings(quota_blocks=4000))
