@@ -421,6 +421,41 @@ def test_named_block_is_not_asked_of_everybody_at_once():
         scene.wait(keeping.TICK_S)
         assert len(scene.keeper._givers.asked.get(4, ())) <= keeping.ASKED_AT_ONCE_MAX
     assert scene.keeper.named == {4}
+    at = next(n for n, action in enumerate(scene.done) if isinstance(action, ev.BlockNamed))
+    assert next(iter(asked(scene.done[at:]))) == FOUNDER, "the members had their time"
+
+
+def test_giver_that_lacks_what_it_said_keeps_nobody_from_copying_the_others():
+    shape = TextShape(bytes(32), 400, 1 << 16)
+    made = BlockKeeper(ME, shape, KeeperSettings(quota_blocks=400))
+    made.handle(ev.MemberSeen(A, announcement(mask_of(range(400), 400), room=5)), 0.0)
+    made.handle(ev.MemberSeen(B, announcement(mask_of(range(390, 400), 400), room=5)), 0.0)
+    done = made.handle(ev.PlacementMade(place_blocks(shape.root, 400, {ME: 400})), 0.0)
+    for step in range(100):
+        owed, done = asked(done), []
+        for peer, blocks in owed.items():
+            if peer == A:
+                done += made.handle(ev.BlocksNotGiven(A, blocks, is_lacking=True), step / 10)
+            else:
+                done += [a for b in blocks for a in made.handle(ev.BlockCame(B, b), step / 10)]
+        done += made.handle(ev.TextTick(), step / 10)
+    assert made.held.nonzero()[0].tolist() == list(range(390, 400))
+
+
+def test_giver_that_becomes_slow_is_asked_for_less_at_a_time():
+    scene = Scene(keeper())
+    scene.tell(ev.MemberSeen(A, says(ALL)))
+    owed = list(asked(scene.tell(ev.LeaseTaken(tuple(ALL))))[A])
+    counts = []
+    while owed:
+        is_fast = scene.keeper.num_held < 8
+        for _ in range(1 if is_fast else 5):
+            scene.tell(ev.BlockMoves(A, owed[0]))
+            scene.wait(0.5 if is_fast else 1.5)
+        owed += asked(scene.tell(ev.BlockCame(A, owed.pop(0)))).get(A, ())
+        counts.append(len(owed))
+    assert max(counts[:8]) >= 3
+    assert max(counts[14:]) == 1
 
 
 def test_what_is_under_way_is_bounded_however_many_give():
