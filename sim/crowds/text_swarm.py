@@ -29,7 +29,7 @@ from protocol.serving_text import block_events as ev
 from protocol.serving_text.block_keeper import TICK_S, BlockKeeper, KeeperSettings
 from protocol.serving_text.placement import Placement, place_blocks
 from protocol.serving_text.text_shape import MIRROR, TextShape
-from sim.world.quiet import hush, uncollected
+from sim.world.quiet import hush
 from sim.world.timeline import Timeline
 
 ONE_WAY_S = (0.01, 0.15)
@@ -368,8 +368,7 @@ def main(
 ) -> None:
     """Strike swarms that keep a text, and print what was lost and what came of it."""
     hush()
-    with uncollected():
-        outcome = TextTrial(swarms, seed).run()
+    outcome = TextTrial(swarms, seed).run()
     told = asdict(outcome)
     lines = "\n".join(f"{key}: {value}" for key, value in told.items())
     typer.echo(json_text(told) if as_json else lines)
