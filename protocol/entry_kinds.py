@@ -19,8 +19,10 @@ Under each key the highest sequence of a writer stands; a revoked INVITATION sta
 | INVITATION | key of the token | issued by this writer, or revoked for good |
 | NOTE | | a line of text, or removals of such |
 | ADMISSION | digest of token and bearer | a peer was let in by a token |
+| TEXT | root of the text | which blocks of it this node holds, and for how many it has room |
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Annotated
@@ -49,6 +51,7 @@ class EntryKind(IntEnum):
     INVITATION = 8
     NOTE = 9
     ADMISSION = 10
+    TEXT = 11
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,6 +207,63 @@ class Admitted:
     admission: Admission
 
 
+BlockNumber = Annotated[int, Range(0, limits.TEXT_BLOCKS_MAX - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldsText:
+    """TEXT: the writer serves blocks of the run's text, and keeps some for the others.
+
+    `room` counts the blocks that it keeps at most for others, `count` those that it holds. `runs`
+    says which (`encode_runs`), or is empty where that is too long. It is settled once it holds all
+    that it is to keep. `hot` blocks are much asked for: the next in order makes a copy of each.
+    """
+
+    room: Annotated[int, Range(0, limits.TEXT_BLOCKS_MAX)]
+    count: Annotated[int, Range(0, limits.TEXT_BLOCKS_MAX)]
+    runs: Annotated[bytes, Size(0, limits.TEXT_RUNS_BYTES_MAX)]
+    hot: Annotated[tuple[BlockNumber, ...], Size(0, limits.TEXT_HOT_MAX)]
+    is_settled: bool
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for runs that are none, or do not add up to `count`."""
+        if list(self.hot) != sorted(set(self.hot)):
+            raise ValueError("hot blocks must ascend, none twice")
+        if self.runs and sum(stop - first for first, stop in decode_runs(self.runs)) != self.count:
+            raise ValueError("runs of blocks that are not as many as are held")
+
+
+def encode_runs(runs: Iterable[tuple[int, int]]) -> bytes:
+    """Ascending runs [first, stop), as the gap before each and its length in turn, in LEB128."""
+    data, end = bytearray(), 0
+    for first, stop in runs:
+        for number in (first - end, stop - first):
+            while number > 0x7F:
+                data.append(number & 0x7F | 0x80)
+                number >>= 7
+            data.append(number)
+        end = stop
+    return bytes(data)
+
+
+def decode_runs(data: bytes) -> list[tuple[int, int]]:
+    """Inverse of `encode_runs`. Raises ValueError for all that it does not make."""
+    numbers, number, shift = [], 0, 0
+    for byte in data[: limits.TEXT_RUNS_BYTES_MAX]:
+        number |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            numbers.append(number)
+            number = shift = 0
+    runs, end = [], 0
+    for gap, length in zip(numbers[::2], numbers[1::2], strict=False):
+        runs.append((end + gap, end + gap + length))
+        end += gap + length
+    if end > limits.TEXT_BLOCKS_MAX or 0 in numbers[1:] or encode_runs(runs) != data:
+        raise ValueError("no runs of blocks")
+    return runs
+
+
 EntryBody = (
     Identity
     | Presence
@@ -215,6 +275,7 @@ EntryBody = (
     | Invitation
     | Note
     | Admitted
+    | HoldsText
 )
 
 
@@ -266,5 +327,8 @@ RULES: dict[EntryKind, KindRule] = {
     ),
     EntryKind.ADMISSION: KindRule(
         body=Admitted, key_bytes=32, ttl_s=DAY_S, entry_bytes=640, per_writer=64, total=8192
+    ),
+    EntryKind.TEXT: KindRule(
+        body=HoldsText, key_bytes=32, ttl_s=HOUR_S, entry_bytes=1536, per_writer=2, total=512
     ),
 }

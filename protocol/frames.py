@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Annotated
 
 from protocol import limits
+from protocol.entry_kinds import BlockNumber
 from protocol.errors import DecodeError
 from protocol.gossip import GOSSIP_FRAMES, GossipFrame
 from protocol.identity import PeerId
@@ -352,3 +353,37 @@ class BulkItems:
     def __post_init__(self) -> None:
         if len(self.items) > 1 and sum(item.length for item in self.items) > self.piece:
             raise ValueError("several items are one piece together")
+
+
+# Blocks of the run's text -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantBlocks:
+    """First frame of a stream for text: please send these blocks of the text with that root.
+
+    Each is answered in its turn by a BlockHeader, and by the bytes of the block if it is there.
+    """
+
+    root: Digest
+    blocks: Annotated[tuple[BlockNumber, ...], Size(1, limits.TEXT_BLOCKS_ASKED_MAX)]
+
+    def __post_init__(self) -> None:
+        if list(self.blocks) != sorted(set(self.blocks)):
+            raise ValueError("wanted blocks must ascend, none twice")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockHeader:
+    """Before the bytes of one block, or in their place if `length` is 0: it is not here.
+
+    `proof` leads from the block's digest to the root of the text, lowest node first.
+    """
+
+    number: BlockNumber
+    length: Annotated[int, Range(0, limits.TEXT_BLOCK_BYTES_MAX)]
+    proof: Annotated[bytes, Size(0, DIGEST_BYTES * limits.PROOF_NODES_MAX)]
+
+    def __post_init__(self) -> None:
+        if len(self.proof) % DIGEST_BYTES:
+            raise ValueError("a proof is whole digests")

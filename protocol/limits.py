@@ -92,6 +92,26 @@ PROOF_NODES_MAX = 32
 BULK_ITEMS_HEADER_BYTES_MAX = 17 * KIB
 """Of 16 cells index, length and a Merkle proof of at most 32 nodes of 32 bytes."""
 
+TEXT_BLOCKS_MAX = 1 << 20
+"""Blocks of a run's text: a TiB in blocks of a MiB. A proof has at most 20 nodes."""
+
+TEXT_BLOCK_BYTES_MAX = CHUNK_BYTES
+TEXT_BLOCKS_ASKED_MAX = 16
+"""Blocks that one stream asks for: 16 MiB at most, or a MiB in blocks of 64 KiB."""
+
+TEXT_WANT_BYTES_MAX = 128
+TEXT_HEADER_BYTES_MAX = 1088
+"""The first frame of such a stream has a root and 16 numbers, 118 bytes; the one before each block
+its number, its length and a proof of at most 32 nodes of 32 bytes."""
+
+TEXT_MEMBERS_MAX = 256
+"""Members among whom the blocks of a text are placed, and whose announcements are kept."""
+
+TEXT_RUNS_BYTES_MAX = 1 * KIB
+TEXT_HOT_MAX = 8
+"""Of an announcement: 512 runs of blocks that are held, if they are short; and blocks much asked
+for. Whoever holds more runs says how many blocks it holds."""
+
 MANIFEST_BYTES_MAX = 256 * KIB
 MODEL_FILE_BYTES_MAX = 1 * MIB
 """A model file is read whole before its digest is compared. The longest models are some 100 KiB."""
@@ -221,7 +241,7 @@ ENTRY_ADDRESS_BYTES_MAX = 192
 """A relayed address names two peers and takes 160 bytes."""
 
 STATE_ROWS_MAX = 150_000
-"""Of the replicated state on disk: 116,736 entries of all kinds, and the evidence."""
+"""Of the replicated state on disk: 117,248 entries of all kinds, and the evidence."""
 
 STATE_FILE_BYTES_MAX = 256 * MIB
 """The bytes of all of them with SQLite's pages, which are half full at worst, and ids and sums."""

@@ -17,7 +17,7 @@ from protocol import frames
 from protocol.entry_kinds import Accusation
 from protocol.errors import ProofError
 from protocol.evidence import Evidence, decode_evidence, two_messages_evidence
-from protocol.frames import Bulk, BulkHeader, BulkItems, Hello, encode_frame
+from protocol.frames import Bulk, Hello, encode_frame
 from protocol.manifest import WIRE_VERSION
 from protocol.messages import _BODIES, Kind, decode_body, sign_message
 from protocol.wire import encode
@@ -26,6 +26,7 @@ from tests.node.edge import signed, toy_manifest
 from tests.node.peers.test_handshake import OURS, Door, ends
 from tests.node.rules.test_silence import OTHERS, heard, silence_after
 from tests.protocol import vectors
+from tests.protocol.strategies import BULK
 
 ROOT = Path(__file__).parent.parent
 ACTS = ("never", "late", "half", "twice", "other", "too many", "bent")
@@ -48,7 +49,7 @@ EXPLAINED = {
 def spoken() -> set[str]:
     """All that this version says, as the table calls it."""
     kinds = {kind.name for kind in _BODIES} | {kind.__name__ for kind in frames._TYPES.values()}
-    headers = {BulkHeader.__name__, BulkItems.__name__}
+    headers = {kind.__name__ for kind in BULK}
     return kinds | headers | {f"cells of {bulk.name}" for bulk in Bulk}
 
 

@@ -38,7 +38,12 @@ from protocol.gossiping.settings import GossipSettings
 from protocol.hybrid_clock import WallClock, stamp_s
 from protocol.identity import PeerId, Signer, short_id
 from protocol.shared_state.book import SharedState
-from protocol.shared_state.entry_gossip import EntryGossip, KeptCheckpoint, NodeReading
+from protocol.shared_state.entry_gossip import (
+    EntryGossip,
+    KeptCheckpoint,
+    KeptText,
+    NodeReading,
+)
 from protocol.shared_state.own import WrittenEntry
 from protocol.shared_state.store import Store
 
@@ -122,6 +127,9 @@ class EntryParts:
 
     checkpoint: Callable[[], Path | None] = lambda: None
     """The newest on the own disk."""
+
+    text: Callable[[], KeptText | None] = lambda: None
+    """What of the run's text is on the own disk, as its keeper announced it last."""
 
     first_round: int = 0
     """Of the newest seal on the own disk."""
@@ -352,6 +360,7 @@ class EntryExchange:
             is_seated=view.is_member,
             readings=_readings(self._board),
             checkpoint=self._kept(),
+            text=self._parts.text(),
         )
 
     def _identity(self) -> Identity | None:

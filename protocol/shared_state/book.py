@@ -340,6 +340,7 @@ _RENEWED = (
     EntryKind.DATA,
     EntryKind.INVITATION,
     EntryKind.ADMISSION,
+    EntryKind.TEXT,
 )
 """What stays true until its writer says otherwise. The others are news, and are written as such."""
 

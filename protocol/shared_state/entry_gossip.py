@@ -16,6 +16,7 @@ from protocol.entry_kinds import (
     EntryBody,
     EntryKind,
     HasCheckpoint,
+    HoldsText,
     Identity,
     Metrics,
     Presence,
@@ -47,6 +48,8 @@ CHECKPOINT_S = 300.0
 """A key lives for an hour, and a writer has 16: in a run of short rounds not every checkpoint can
 be told of."""
 
+TEXT_S = 5.0
+"""A keeper has news every fifteen seconds at most, and once more when it holds all it should."""
 
 TELLERS_MAX = 256
 """Where so many have told what they are, whoever has no seat is silent; introductions do for it."""
@@ -58,6 +61,14 @@ class KeptCheckpoint:
 
     root: bytes
     body: HasCheckpoint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptText:
+    """What of the run's text is on the own disk, by the text's root."""
+
+    root: bytes
+    body: HoldsText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +85,7 @@ class NodeReading:
     is_seated: bool
     readings: tuple[Reading, ...] = ()
     checkpoint: KeptCheckpoint | None = None
+    text: KeptText | None = None
 
 
 class Announcing:
@@ -108,6 +120,8 @@ class Announcing:
             written += self._of_the_seated(standing, wall_s, now_s)
         if standing.checkpoint is not None:
             written += self._checkpoint(standing.checkpoint, wall_s, now_s)
+        if standing.text is not None:
+            written += self._text(standing.text, wall_s, now_s)
         return tuple(one for one in written if one is not None)
 
     def leave(self, reason: str, *, wall_s: float) -> tuple[WrittenEntry, ...]:
@@ -176,6 +190,14 @@ class Announcing:
                 written.append(self._write(kind, replace(body, is_withdrawn=True), wall_s, key=key))
         return written
 
+    def _text(self, kept: KeptText, wall_s: float, now_s: float) -> list[WrittenEntry | None]:
+        """What changed; how often it does, its keeper decides."""
+        mine = self._book.entry(self._book.me, EntryKind.TEXT, kept.root)
+        is_news = mine is None or mine.content != kept.body
+        if not is_news or not self._is_due(EntryKind.TEXT, TEXT_S, now_s):
+            return []
+        return [self._write(EntryKind.TEXT, kept.body, wall_s, key=kept.root)]
+
     def _renewals(self, wall_s: float) -> tuple[WrittenEntry, ...]:
         try:
             return self._book.renewals(wall_s)
@@ -191,6 +213,20 @@ class Announcing:
         except (LimitError, StateError) as error:
             logger.warning("own entry not written kind=%s reason=%s", kind.name, error)
             return None
+
+
+def texts_told(
+    book: SharedState, root: bytes, first: Iterable[PeerId], *, most: int
+) -> dict[PeerId, HoldsText]:
+    """What others say that they hold of a text: `first`, then anybody else, at most `most`."""
+    others = (held.writer for held in book.held_of(EntryKind.TEXT))
+    told: dict[PeerId, HoldsText] = {}
+    for peer in islice(dict.fromkeys((*first, *others)), 2 * most):
+        entry = book.entry(peer, EntryKind.TEXT, root)
+        if entry is not None and peer != book.me and len(told) < most:
+            assert isinstance(entry.content, HoldsText)
+            told[peer] = entry.content
+    return told
 
 
 # Gossip and book ----------------------------------------------------------------------------------

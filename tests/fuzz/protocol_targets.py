@@ -9,7 +9,7 @@ from node.peers.public_runs import RunAdvert
 from node.peers.two_histories import ToldFile
 from node.using.ledger import FORMAT, ExportHead
 from protocol import limits
-from protocol.entry_kinds import Accusation
+from protocol.entry_kinds import Accusation, decode_runs, encode_runs
 from protocol.errors import (
     DecodeError,
     PeerError,
@@ -117,6 +117,8 @@ def _wire_targets() -> list[Target]:
     ]
 
 
+RUNS_EXAMPLES = ([(0, 5)], [(3, 300), (1000, 1001)], [(n, n + 1) for n in range(1, 900, 2)])
+
 TARGETS = [
     *_wire_targets(),
     Target(
@@ -127,6 +129,13 @@ TARGETS = [
         examples=lambda: tuple(map(encode_frame, FRAMES)),
         memory_base=WIRE_BASE,
         memory_factor=WIRE_FACTOR,
+    ),
+    Target(
+        name="runs of blocks",
+        covers=("protocol.entry_kinds.decode_runs",),
+        read=from_bytes(decode_runs),
+        errors=(ValueError,),
+        examples=lambda: tuple(encode_runs(runs) for runs in RUNS_EXAMPLES),
     ),
     Target(
         name="message",

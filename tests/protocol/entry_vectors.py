@@ -14,12 +14,14 @@ from protocol.entry_kinds import (
     EntryKind,
     HasCheckpoint,
     HasData,
+    HoldsText,
     Identity,
     Invitation,
     Metrics,
     Note,
     Presence,
     Reading,
+    encode_runs,
 )
 from protocol.evidence import (
     Evidence,
@@ -98,6 +100,9 @@ BODIES: dict[EntryKind, EntryBody] = {
     ),
     EntryKind.NOTE: Note(text="who has the H100?", removes=()),
     EntryKind.ADMISSION: Admitted(admission=OFFER.taken_by(SUBJECT).admissions[0]),
+    EntryKind.TEXT: HoldsText(
+        room=4096, count=300, runs=encode_runs(((3, 8), (700, 995))), hot=(5, 701), is_settled=True
+    ),
 }
 
 

@@ -13,6 +13,7 @@ from hypothesis.strategies import SearchStrategy
 from protocol import limits
 from protocol.errors import DecodeError
 from protocol.frames import (
+    BlockHeader,
     Branch,
     BulkHeader,
     BulkItem,
@@ -26,6 +27,7 @@ from protocol.frames import (
     StatusAnswer,
     StatusAsk,
     Want,
+    WantBlocks,
     WantBranch,
     WantChain,
     Welcome,
@@ -75,7 +77,7 @@ FRAMES = (
     *GOSSIP_FRAMES.values(),
     *(WantBranch, Branch, Welcome, Lacking),
 )
-BULK = (BulkHeader, BulkItems)
+BULK = (BulkHeader, BulkItems, WantBlocks, BlockHeader)
 TYPES = (*BODIES, *FRAMES, *BULK, SignedMessage, SealValue, SealCertificate, SignedManifest)
 
 # Long values test nothing that short ones do not, and cost time; `test_limits` has the long ones.
@@ -217,6 +219,23 @@ def _bulk_items(draw: st.DrawFn) -> BulkItems:
 
 
 @st.composite
+def _want_blocks(draw: st.DrawFn) -> WantBlocks:
+    numbers = st.integers(0, limits.TEXT_BLOCKS_MAX - 1)
+    blocks = draw(st.sets(numbers, min_size=1, max_size=ITEMS_MAX))
+    return WantBlocks(
+        root=draw(values(fields_of(WantBlocks)["root"])), blocks=tuple(sorted(blocks))
+    )
+
+
+@st.composite
+def _block_headers(draw: st.DrawFn) -> BlockHeader:
+    hints = fields_of(BlockHeader)
+    proof = bytes(32) * draw(st.integers(0, limits.PROOF_NODES_MAX))
+    named = {name: draw(values(hints[name])) for name in ("number", "length")}
+    return BlockHeader(**named, proof=proof)
+
+
+@st.composite
 def _clocks(draw: st.DrawFn) -> SealClock:
     hints = fields_of(SealClock)
     bounds = sorted(draw(st.sets(st.integers(0, 2**62), max_size=8)))
@@ -327,6 +346,8 @@ SPECIAL: dict[Any, Any] = {
     Digests: _digests,
     BucketIds: _bucket_ids,
     BulkItems: _bulk_items,
+    WantBlocks: _want_blocks,
+    BlockHeader: _block_headers,
     SealClock: _clocks,
     Roster: _rosters,
     ModelSpec: _models,

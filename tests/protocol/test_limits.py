@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from protocol import limits
 from protocol.frames import (
+    BlockHeader,
     BulkHeader,
     BulkItems,
     Chain,
@@ -18,6 +19,7 @@ from protocol.frames import (
     Messages,
     Refusal,
     Want,
+    WantBlocks,
     encode_frame,
 )
 from protocol.gossip import BucketIds, Entries, Introduction, Rumour, Shuffle
@@ -254,6 +256,10 @@ def test_headers_of_bulk_streams_fit_their_limits():
     assert largest(BulkHeader) == 44
     assert largest(BulkHeader) <= limits.BULK_HEADER_BYTES_MAX
     assert 16 * limits.KIB < largest(BulkItems) <= limits.BULK_ITEMS_HEADER_BYTES_MAX
+    assert largest(WantBlocks) <= limits.TEXT_WANT_BYTES_MAX
+    assert limits.KIB < largest(BlockHeader) <= limits.TEXT_HEADER_BYTES_MAX
+    assert len(merkle_proof([bytes(32)] * 1025, 1024)) <= limits.PROOF_NODES_MAX
+    assert limits.TEXT_BLOCKS_MAX.bit_length() - 1 <= limits.PROOF_NODES_MAX
 
 
 def test_proof_of_a_state_cell_fits_its_header():

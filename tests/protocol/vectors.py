@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from protocol.frames import (
+    BlockHeader,
     Branch,
     BranchEnd,
     Bulk,
@@ -32,6 +33,7 @@ from protocol.frames import (
     StatusAnswer,
     StatusAsk,
     Want,
+    WantBlocks,
     WantBranch,
     WantChain,
     Welcome,
@@ -288,6 +290,8 @@ BULK = (
         items=(BulkItem(index=4, length=1 << 20, proof=digest(0xB6) + digest(0xB7)),),
         piece=1 << 18,
     ),
+    WantBlocks(root=ROOT, blocks=(0, 7, 1 << 19)),
+    BlockHeader(number=7, length=1 << 16, proof=digest(0xB6) + digest(0xB7)),
 )
 
 EXAMPLES: dict[str, object] = {

@@ -16,6 +16,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("protocol/rounds", "protocol/gossiping"),
     ("protocol/auditing", "protocol/catching_up", "protocol/shared_state"),
     ("protocol/core",),
+    ("protocol/serving_text",),
     ("dht/reaching",),
     ("dht/kademlia",),
     ("dht",),

@@ -6,13 +6,16 @@ from node.peers.entry_exchange import all_told
 from protocol.entries import decode_entry
 from protocol.entry_kinds import RULES, EntryKind, HasCheckpoint, Identity, Presence, Reading
 from protocol.identity import PeerId
+from protocol.serving_text.text_shape import announcement, mask_of
 from protocol.shared_state.book import SharedState
 from protocol.shared_state.entry_gossip import (
     AGAIN_S,
     CHECKPOINT_S,
     Announcing,
     KeptCheckpoint,
+    KeptText,
     NodeReading,
+    texts_told,
 )
 from tests.node.shared_state.scene import RUN, WALL_S, all_ids, signer
 
@@ -160,6 +163,35 @@ def test_checkpoint_that_stays_is_told_of_once():
     still = replace(SEATED, checkpoint=kept(3))
     kinds = scene.hours(still, 0.3)
     assert kinds.count(EntryKind.CHECKPOINT) == 1
+
+
+def text(*blocks: int) -> KeptText:
+    return KeptText(root=bytes([9]) * 32, body=announcement(mask_of(blocks, 20), room=5))
+
+
+def test_text_is_told_of_when_it_changes_and_again_before_its_end():
+    scene = Scene()
+    assert scene.hours(replace(SEATED, text=text(1)), 0.1).count(EntryKind.TEXT) == 1
+    assert EntryKind.TEXT in scene.due(replace(SEATED, text=text(1, 2)), 400.0)
+    assert EntryKind.TEXT not in scene.due(replace(SEATED, text=text(1, 2, 3)), 401.0)
+    assert EntryKind.TEXT in scene.due(replace(SEATED, text=text(1, 2, 3)), 406.0)
+    kinds = scene.hours(replace(SEATED, text=text(1, 2, 3)), 2.0, from_s=410.0)
+    assert 3 <= kinds.count(EntryKind.TEXT) <= 6
+    (live,) = scene.book.entries(EntryKind.TEXT)
+    assert live.content == text(1, 2, 3).body
+
+
+def test_others_read_what_is_told_of_a_text_and_of_no_other():
+    scene = Scene()
+    scene.due(replace(SEATED, text=text(1)), 0.0)
+    root = text().root
+    assert texts_told(scene.book, root, [], most=9) == {}, "its own is no news to it"
+    other = SharedState(RUN, signer(1))
+    for entry_id in all_ids(scene.book):
+        other.offer(scene.book.get(entry_id) or b"", wall_s=WALL_S, now_s=0.0)
+    assert texts_told(other, root, [], most=9) == {ME.peer_id: text(1).body}
+    assert texts_told(other, root, [ME.peer_id], most=1) == {ME.peer_id: text(1).body}
+    assert texts_told(other, root, [], most=0) == texts_told(other, bytes(32), [], most=9) == {}
 
 
 def test_who_leaves_is_gone_until_it_comes_again():
