@@ -250,6 +250,10 @@ def join(
         Path | None,
         typer.Option("--model-file", help="The model file of the run, if its manifest names one."),
     ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option("--corpus", help="The token store of the run, if its text is the founder's."),
+    ] = None,
     observer: Annotated[
         bool,
         typer.Option(
@@ -269,7 +273,9 @@ def join(
         parsed = parse_target(text)
         if parsed.offer is not None and target not in (None, STANDARD_INPUT):
             typer.echo(f"warning: {SHOWN_LINK}", err=True)
-        start = _start(node, telling, model_file=model_file, is_observer=observer or None)
+        start = _start(
+            node, telling, model_file=model_file, corpus=corpus, is_observer=observer or None
+        )
         end_now(join_in_foreground(start, parsed))
 
 

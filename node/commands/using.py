@@ -49,6 +49,10 @@ class WeightsOptions(RunChoice):
     model_file: Annotated[
         Path | None, typer.Option(help="The model file of the run, if its manifest names one.")
     ] = None
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="The token store of the run, if its text is the founder's."),
+    ] = None
     device: Annotated[
         str, typer.Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.")
     ] = "auto"

@@ -186,6 +186,15 @@ class CorpusSection(Section):
     law: ClassVar[type] = CorpusSpec
     name: str = "stdlib"
     """the sources of the Python library: every peer needs the founder's version"""
+    path: str | None = key(example="my_texts")
+    """or your own: a file or folder of text, JSONL, CSV or Parquet, or a token store that
+    `barnraise data pack` made. Whoever joins needs the token store from you"""
+    tokenizer: str | None = key(example="tokenizer.json")
+    """of a text of your own; without one its bytes are the tokens"""
+    field: str = "text"
+    """where the text is in records of JSONL, CSV and Parquet"""
+    held_out: Annotated[float, Range(0.0001, 0.9)] = 0.05
+    """share of the documents of your own text that measures the loss, and trains nobody"""
     permutation_seed: int = 0
     """the order in which samples are given out"""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from node.processes.children import JsonLine, number, run_json_child, trainer_threads
+from node.settings.corpus_store import kept_store
 from node.state.folder import default_state
 from node.trainers.model_file import KEPT_FILE, refuse_needless
 from node.using.run_on_disk import find_run, newest_sealed, open_export
@@ -44,6 +45,7 @@ class WeightsChoice:
     round_index: int | None = None
     model: Path | None = None
     model_file: Path | None = None
+    corpus: Path | None = None
     """Where the run's own model lies, for runs that name one by its digest."""
 
     device: str = "auto"
@@ -124,6 +126,9 @@ def find_source(choice: WeightsChoice) -> WeightsSource:
         if found.manifest.model.name == MODEL_FILE and choice.model_file is None and kept.exists():
             # What the user once named; its digest is compared before anything of it runs.
             choice = replace(choice, model_file=kept)
+        if choice.corpus is None:
+            folder = found.checkpoints.parent
+            choice = replace(choice, corpus=kept_store(found.manifest, None, folder))
         newest = newest_sealed(found) if choice.round_index is None else None
         return replace(_source(choice, found.manifest, arguments), newest_round=newest)
     others = (choice.state, choice.run, choice.manifest, choice.round_index)
@@ -138,6 +143,8 @@ def _source(choice: WeightsChoice, manifest: RunManifest, arguments: list[str]) 
     if choice.model_file is not None:
         refuse_needless(choice.model_file, manifest)
         arguments = [*arguments, "--model-file", str(choice.model_file)]
+    if choice.corpus is not None:
+        arguments = [*arguments, "--corpus", str(choice.corpus)]
     common = ("--run", manifest.digest.hex(), "--device", choice.device)
     return WeightsSource(manifest=manifest, arguments=(*common, *arguments))
 

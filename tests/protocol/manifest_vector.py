@@ -47,9 +47,15 @@ MANIFEST = RunManifest(
     corpus=CorpusSpec(
         name="stdlib",
         digest=bytes([0xC0]) * 32,
-        num_blocks=1000,
+        training_blocks=900,
+        held_out_blocks=100,
+        document_blocks=0,
         block_bytes=65_536,
-        held_out_every=10,
+        token_bytes=1,
+        vocab_size=256,
+        held_out_tokens=6553600,
+        held_out_text_bytes=6553600,
+        shuffle_blocks=900,
         permutation_seed=11,
     ),
     inner=InnerSpec(

@@ -30,6 +30,7 @@ from protocol.errors import CorpusError
 from protocol.grid import merkle_root
 from protocol.limits import KIB, MIB
 from training.files.durable import fsync_file, fsync_folder, replace_durably
+from training.numeric import Tokens as Tokens
 
 FORMAT = 1
 BLOCK_BYTES = MIB
@@ -47,8 +48,6 @@ _HELD_OUT_TOKENS, _HELD_OUT_DOCUMENTS = "held_out_tokens.bin", "held_out_documen
 _DIGEST_BYTES = 32
 _OFFSET_BYTES = 8
 _DTYPES: dict[int, DTypeLike] = {1: "<u1", 2: "<u2", 4: "<u4"}
-
-Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,6 +320,9 @@ def _cut_to(path: Path, num_bytes: int) -> BinaryIO:
     """A file that is open at its end, behind its first bytes."""
     path.touch()
     file = path.open("r+b")
+    if os.fstat(file.fileno()).st_size < num_bytes:
+        file.close()
+        raise CorpusError(f"{path} lost what was written: delete {path.parent} and pack again")
     file.truncate(num_bytes)
     file.seek(num_bytes)
     return file
