@@ -11,6 +11,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocol.errors import CorpusError
 from protocol.limits import KIB
@@ -197,3 +199,19 @@ def test_library_that_is_missing_is_named_with_what_installs_it(
     for name in ("a.txt.zst", "a.parquet"):
         with pytest.raises(CorpusError, match=r'pip install "barnraise\[corpora\]"'):
             read(tmp_path / name)
+
+
+def depth_of(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(depth_of, value.values()), default=0)
+    return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
+
+
+@given(
+    st.recursive(
+        st.none() | st.text('[]{}"\\a'),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text('[]{}"\\a'), inner),
+    )
+)
+def test_depth_of_json_is_that_of_what_it_holds(value: object) -> None:
+    assert json_depth(json.dumps(value).encode()) == depth_of(value)
