@@ -169,6 +169,14 @@ def init(
             show_default="120k",
         ),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            help="Your own text: a file or folder, or a token store of `barnraise data pack`.",
+            show_default="the sources of Python's library",
+        ),
+    ] = None,
     skip_machine_check: SkipMachineCheckOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -181,7 +189,7 @@ def init(
         from node.settings.check import check_size_here
 
         check_size_here(size, file, state_folder(None))
-    write_run_file(file, TITLE_DEFAULT if title is None else title, size)
+    write_run_file(file, TITLE_DEFAULT if title is None else title, size, data)
     if json:
         print_json({"file": str(file.absolute())})
     else:
