@@ -36,6 +36,7 @@ def main() -> None:
         # isort: split
         from node.commands import (  # noqa: F401 - they register
             credit,
+            data,
             founding,
             looking,
             using,

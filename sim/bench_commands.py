@@ -453,3 +453,32 @@ def size(
         run_until_signal(run.play)
     print_sizes(sitting.console, run.rows)
     sitting.end(size_json(options, commit_named(), run.rows))
+
+
+@bench_app.command("data")
+def data(
+    mib: Annotated[
+        int, typer.Option(help="MiB of the mixed set, which is tokenised some ten times.")
+    ] = 8,
+    large_mib: Annotated[
+        int, typer.Option(help="MiB of the set that is packed to measure memory.")
+    ] = 2048,
+    kills: Annotated[int, typer.Option(help="Number of times that one pack is killed.")] = 3,
+    seed: SeedOption = 0,
+    out: OutOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Pack made-up sets into token stores and read them: speed beside the tokenizers library,
+    equal digests whatever the threads and behind kills, memory, and windows per second."""
+    from sim.bench.token_stores import DataBenchOptions, bench_data, data_faults
+    from sim.processes.sitting import commit_named, until_signal
+
+    options = DataBenchOptions(
+        folder=new_folder("bench", out), mib=mib, large_mib=large_mib, kills=kills, seed=seed
+    )
+    with _sitting(json, options.folder) as sitting, until_signal():
+        found = bench_data(options, sitting.tell)
+    faults = data_faults(found)
+    about = {"mib": mib, "seed": seed, "commit": commit_named(), "missed": faults}
+    sitting.show(found | about)
+    sitting.end(found | about, is_good=not faults)

@@ -25,7 +25,7 @@ __all__ = ["EXIT_INTERRUPTED", "app", "exit_status", "print_json"]
 
 _IN_ORDER = (
     *("demo", "init", "run", "join", "psk", "status", "peers", "rounds", "doctor"),
-    *("bootstrap", "runs", "check", "compare", "export", "generate", "eval"),
+    *("data", "bootstrap", "runs", "check", "compare", "export", "generate", "eval"),
 )
 
 

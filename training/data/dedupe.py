@@ -60,18 +60,22 @@ class PackJournal:
         """Make it, and all texts that were seen so far, durable."""
         with self._told():
             self._database.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (name, text))
-            self._database.execute("COMMIT")
-            self._database.execute("BEGIN IMMEDIATE")
+            self._commit()
 
     def forget(self) -> None:
-        """Have seen nothing, and have come nowhere."""
+        """Have seen nothing, and have come nowhere, durably."""
         with self._told():
             self._database.execute("DELETE FROM seen")
             self._database.execute("DELETE FROM state")
+            self._commit()
 
     def close(self) -> None:
         """Give the file back; what was not saved is forgotten."""
         self._database.close()
+
+    def _commit(self) -> None:
+        self._database.execute("COMMIT")
+        self._database.execute("BEGIN IMMEDIATE")
 
     @contextmanager
     def _told(self) -> Iterator[None]:

@@ -15,11 +15,12 @@ import gzip
 import json
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import numpy as np
+from blake3 import blake3
 
 from protocol.errors import CorpusError
 from protocol.limits import KIB, MIB
@@ -420,3 +421,25 @@ def _hub(file: SourceFile, form: Form) -> Iterator[bytes | BadDocument]:
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         # Not a bad document: what the network did not bring is not to be missing from the store.
         raise CorpusError(f"{file.path} cannot be read: {error}"[:500]) from error
+
+
+def sample_documents(
+    files: Sequence[SourceFile], form: Form, num_bytes_max: int, tally: ReadTally
+) -> Iterator[bytes]:
+    """Documents of all files that have so many bytes at most, chosen by their hashes."""
+    # A compressed text is some four times as long as its file.
+    expected = sum(file.num_bytes * (1 if _is_plain(file) else 4) for file in files)
+    share, left = num_bytes_max / max(1, expected), num_bytes_max
+    for file in files:
+        for one in read_documents(file, form, tally):
+            if isinstance(one, BadDocument):
+                continue
+            if int.from_bytes(blake3(one).digest(length=8), "big") < share * 2.0**64:
+                left -= len(one)
+                if left < 0:
+                    return
+                yield one
+
+
+def _is_plain(file: SourceFile) -> bool:
+    return not file.compression and file.kind != "parquet"

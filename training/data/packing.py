@@ -11,13 +11,14 @@ the last time every document whose hash is in the lower half. Copies of a text s
 
 import json
 import math
+import sys
 import time
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,13 @@ from blake3 import blake3
 from numpy.typing import NDArray
 
 from protocol.errors import CorpusError
-from protocol.limits import KIB
+from protocol.limits import KIB, MIB
 from training.data.dedupe import PackJournal
 from training.data.documents import Form, ReadTally, read_documents
 from training.data.sources import (
     STDIN,
     BadDocument,
+    FileList,
     Kind,
     SourceFile,
     SourceSpec,
@@ -56,7 +58,7 @@ HELD_OUT_SHARE = 0.05
 THREADS_MAX = 64
 DUPLICATE = "duplicate"
 
-_JOURNAL = "journal.sqlite"
+_JOURNAL, _STDIN = "journal.sqlite", "stdin"
 _BATCH_BYTES = 256 * KIB
 _BATCH_ITEMS = 4096
 _SAVE_S = 5.0
@@ -93,8 +95,8 @@ class PackOptions:
                 f"best-fit packing takes a context of 16, 32, ... {SMALL_BLOCK_BYTES // 4} "
                 f"tokens, not {self.context}: whole contexts fill a block"
             )
-        if any(spec.where == STDIN and spec.weight > 1.0 for spec in self.sources):
-            raise CorpusError("standard input is read once: its weight is at most 1")
+        if sum(spec.where == STDIN for spec in self.sources) > 1:
+            raise CorpusError("standard input is read once: name - once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,9 +151,10 @@ def pack(options: PackOptions, tokenizer: Tokenizer, tell: Tell | None = None) -
     making = options.out / UNFINISHED
     if options.out.exists() and any(options.out.iterdir()) and not making.is_dir():
         raise CorpusError(f"{options.out} is not empty: name a new folder")
-    readings, passed_over = _plan_readings(options)
-    plan = _digest_of_plan(options, readings, tokenizer)
+    lists = [list_files(spec, options.stdin_kind) for spec in options.sources]
     making.mkdir(parents=True, exist_ok=True)
+    readings, passed_over = _plan_readings(options.sources, lists, making)
+    plan = _digest_of_plan(options, readings, tokenizer)
     with closing(PackJournal(making / _JOURNAL)) as journal:
         begun = journal.load("plan")
         if begun not in (None, plan):
@@ -171,14 +174,16 @@ def pack(options: PackOptions, tokenizer: Tokenizer, tell: Tell | None = None) -
     return read_facts((options.out / CORPUS_JSON).read_bytes())
 
 
-def _plan_readings(options: PackOptions) -> tuple[list[_Reading], list[BadDocument]]:
-    lists = [list_files(spec, options.stdin_kind) for spec in options.sources]
+def _plan_readings(
+    sources: Sequence[SourceSpec], lists: Sequence[FileList], making: Path
+) -> tuple[list[_Reading], list[BadDocument]]:
     passed_over = [bad for one in lists for bad in one.passed_over]
     numbered, number = list[tuple[SourceSpec, list[tuple[int, SourceFile]]]](), 0
-    for spec, one in zip(options.sources, lists, strict=True):
-        numbered.append((spec, list(enumerate(one.files, number))))
-        number += len(one.files)
-    times = max((math.ceil(spec.weight) for spec in options.sources), default=0)
+    for spec, one in zip(sources, lists, strict=True):
+        files = [_kept_stdin(making, f) if f.path == STDIN else f for f in one.files]
+        numbered.append((spec, list(enumerate(files, number))))
+        number += len(files)
+    times = max((math.ceil(spec.weight) for spec in sources), default=0)
     readings = [
         _Reading(file, number, is_first=time == 0, share=min(1.0, spec.weight - time))
         for time in range(times)
@@ -187,6 +192,19 @@ def _plan_readings(options: PackOptions) -> tuple[list[_Reading], list[BadDocume
         for number, file in files
     ]
     return readings, passed_over
+
+
+def _kept_stdin(making: Path, file: SourceFile) -> SourceFile:
+    """Standard input as a file of its own: a pack may have to read it again, after an interruption
+    for instance, and then knows by its hash whether it is the same."""
+    path, hasher = making / _STDIN, blake3()
+    with path.open("wb") as kept:
+        while chunk := sys.stdin.buffer.read(MIB):
+            hasher.update(chunk)
+            kept.write(chunk)
+        size = kept.tell()
+    version = int.from_bytes(hasher.digest(length=8), "big")
+    return replace(file, path=str(path), num_bytes=size, version=version)
 
 
 def _digest_of_plan(options: PackOptions, readings: list[_Reading], tokenizer: Tokenizer) -> str:
@@ -221,8 +239,7 @@ class _Packing:
         """Where the journal says, or at the beginning; there with another threshold if one is
         given."""
         text = self._journal.load("mark")
-        can_go_on = all(reading.file.path != STDIN for reading in self._readings)
-        if text is not None and can_go_on and below is None:
+        if text is not None and below is None:
             body = json.loads(text)
             self._mark = _Mark(**body["mark"])
             sizes = [PartSize(**body[name]) for name in ("training", "held_out")]
@@ -269,6 +286,7 @@ class _Packing:
             return
         mark = self._mark
         if mark.highest <= mark.lowest:
+            self._journal.forget()  # There is nothing to go on with: other sources may come.
             found = "no document" if mark.highest < 0 else "only one document"
             raise CorpusError(
                 f"{found} in the sources, and a store needs two, one to train on and one to hold "

@@ -52,14 +52,14 @@ class SourceSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
     """One file to read. `name` is how it is called in messages, `num_bytes` its size on the disk
-    (0 where nobody knows it before it was read)."""
+    (0 where nobody knows it before it was read). `version` changes when the file does."""
 
     path: str
     name: str
     kind: Kind
     compression: Compression = ""
     num_bytes: int = 0
-    changed_ns: int = 0
+    version: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,5 +191,5 @@ def _source_file(path: Path, name: str) -> SourceFile:
         kind=kind or "text",
         compression=compression,
         num_bytes=about.st_size,
-        changed_ns=about.st_mtime_ns,
+        version=about.st_mtime_ns,
     )
