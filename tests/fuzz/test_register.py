@@ -60,7 +60,7 @@ EXEMPT = {
     "sim.bench.link_ends.Channel.receive_exactly": "a seam; its implementation is fuzzed",
     "training.channel.channel_file.ChannelFile.read_anchor": "float32 as they lie there",
     "training.channel.trainer_end.ControlPipe.receive": "frames that FrameReader.feed has made",
-    "training.data.corpus.open_corpus": "TokenStore.open, which is fuzzed, or hashes of this machine's own library",
+    "training.data.corpus.open_corpus": "TokenStore.open, or hashes of this machine's library",
     "training.data.corpus.read_stdlib": "text as it lies there",
     "training.device.device.open_device": "a name out of a fixed set",
     "training.models.building.read_fragment": "weights of a module in memory",

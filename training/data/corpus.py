@@ -104,17 +104,19 @@ def pack_in_memory(documents: Iterable[bytes]) -> Packed:
     offsets = b"".join(np.append(0, one[:-1]).astype("<u8").tobytes() for one in ends)
     joined = [b"".join(text + b"\0" for text in part) for part in parts]
     return Packed(
-        training=_whole_blocks(joined[0]),
-        held_out=_whole_blocks(joined[1]),
-        documents=_whole_blocks(offsets),
+        training=_whole_blocks(joined[0], joined[0]),
+        held_out=_whole_blocks(joined[1], b"\0"),
+        documents=_whole_blocks(offsets, b"\0"),
         held_out_tokens=len(joined[1]),
         held_out_text_bytes=len(joined[1]) - len(held_out),
     )
 
 
-def _whole_blocks(data: bytes) -> list[bytes]:
+def _whole_blocks(data: bytes, filling: bytes) -> list[bytes]:
+    """`data`, and what fills up its last block: `filling` as often as it takes."""
     size = SMALL_BLOCK_BYTES
-    data += bytes(-len(data) % size)
+    missing = -len(data) % size
+    data += (filling * (missing // len(filling) + 1))[:missing]
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 

@@ -143,9 +143,12 @@ class SampledBlocks:
         return self._cut(*self._places(samples_B, context), context)
 
     def held_out_windows(self, num_windows: int, context: int) -> Tokens:
-        """See Dataset. They are spread evenly over all held-out blocks."""
+        """See Dataset. They are spread evenly over the held-out text, and none is of what fills up
+        its last block, but where the text is shorter than a window."""
         per_block = self._windows_per_block(context)
-        available = self._spec.held_out_blocks * per_block
+        full, rest = divmod(self._spec.held_out_tokens, self._spec.block_tokens)
+        available = full * per_block + min(per_block, max(0, rest - 1) // context)
+        available = max(1, available)
         num_windows = min(num_windows, available)
         numbers_B = np.arange(num_windows, dtype=np.int64) * available // max(1, num_windows)
         blocks_B, columns_B = np.divmod(numbers_B, per_block)

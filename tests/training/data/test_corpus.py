@@ -2,6 +2,7 @@
 
 import dataclasses
 import sysconfig
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from training.data.corpus import (
 from training.data.packing import PackOptions, pack
 from training.data.sampling import MemoryBlocks
 from training.data.sources import SourceSpec
+from training.data.store import TokenStore
 from training.data.tokenizers import ByteTokenizer
 
 CONTEXT = 64
@@ -170,3 +172,14 @@ def test_a_small_text_is_shuffled_whole_and_a_large_one_within_its_leases(
     blocks, lease_bytes, expected
 ):
     assert shuffle_blocks(blocks, 65536, lease_bytes) == expected
+
+
+def test_what_fills_up_the_last_training_block_is_text(tmp_path):
+    facts = packed_folder(tmp_path, random_texts(20))
+    with closing(TokenStore.open(tmp_path / "store")) as store:
+        text = store.read_block(facts.training.blocks - 1)
+        first = store.read_block(0)
+
+    assert text[-1:] != b"\0" or text[-2:-1] != b"\0"
+    behind = facts.training.tokens % facts.block_bytes
+    assert text[behind:] == first[: len(text) - behind]

@@ -1,5 +1,7 @@
 """Which window of which block a sample is."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from blake3 import blake3
@@ -155,3 +157,13 @@ def test_a_context_larger_than_a_block_is_refused():
 def test_lease_samples_are_its_members_in_order():
     assert lease_samples(((2, 4), (9, 10))).tolist() == [2, 3, 9]
     assert lease_samples(()).tolist() == []
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(1024 + 129, PER_BLOCK + 2), (65, 1), (3, 1)])
+def test_held_out_windows_leave_out_what_fills_up_the_last_block(tokens, expected):
+    spec, payloads = random_corpus(held_out=2)
+    spec = dataclasses.replace(spec, held_out_tokens=tokens, held_out_text_bytes=tokens)
+    windows = SampledBlocks(spec, MemoryBlocks(spec, payloads)).held_out_windows(1000, CONTEXT)
+
+    assert len(windows) == expected
+    assert windows[-1].tobytes() in b"".join(payloads[-2:])[: max(tokens, CONTEXT + 1)]
