@@ -135,8 +135,8 @@ class CorpusSpec:
     held out, then those that tell where documents begin.
 
     `digest` is the Merkle root over the digests of all blocks. A token is a little-endian number of
-    `token_bytes` below `vocab_size`. `tokenizer` is the digest of the tokenizer.json that made
-    them, and `probe` that of the tokens of a fixed text, as versions of a library may differ.
+    `token_bytes` below `vocab_size`. `tokenizer_digest` is that of the tokenizer.json that made
+    them, and `probe_digest` that of the tokens of a fixed text: versions of a library may differ.
     `held_out_tokens` stand for `held_out_text_bytes` bytes of text. `permutation_seed` keys the
     order in which samples are leased, which stays within `shuffle_blocks` blocks for their time.
     """
@@ -153,8 +153,8 @@ class CorpusSpec:
     held_out_text_bytes: Positive
     shuffle_blocks: Positive
     permutation_seed: int
-    tokenizer: Digest = field(default=BYTES_TOKENIZER, metadata=LEFT_OUT)
-    probe: Digest = field(default=bytes(32), metadata=LEFT_OUT)
+    tokenizer_digest: Digest = field(default=BYTES_TOKENIZER, metadata=LEFT_OUT)
+    probe_digest: Digest = field(default=bytes(32), metadata=LEFT_OUT)
 
     def __post_init__(self) -> None:
         if self.vocab_size > 256**self.token_bytes:

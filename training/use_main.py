@@ -146,7 +146,7 @@ class Use:
         windows = len(held_out_BW)
         for weights in found:
             loss = self._loss(self._model(manifest, weights, device), held_out_BW, device)
-            self._say("loss", loss=loss, windows=windows, bytes=windows * context)
+            self._say("loss", loss=loss, windows=windows, tokens=windows * context)
 
     def _load_torch(self) -> "Device":
         set_thread_budget(self._options.threads)

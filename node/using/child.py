@@ -75,22 +75,24 @@ class WeightsUsed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """A loss, nats per byte, over `num_bytes` held-out bytes."""
+    """A loss, nats per token, over `num_tokens` held-out tokens.
+
+    `bits_per_byte` is what an ideal compressor with this model would need, and compares between
+    tokenizers: it counts the bytes of text that the tokens stand for, on the average of all
+    held-out text.
+    """
 
     weights: WeightsUsed
     loss: float
+    bits_per_byte: float
     windows: int
-    num_bytes: int
-
-    @property
-    def bits_per_byte(self) -> float:
-        """The loss in bits: what an ideal compressor with this model would need."""
-        return self.loss / math.log(2)
+    num_tokens: int
 
     @property
     def perplexity(self) -> float:
-        """Per byte: among how many equally likely bytes the model is as unsure."""
-        # Worse than 256 is worse than knowing nothing; far beyond it no float could hold it.
+        """Per token: among how many equally likely tokens the model is as unsure."""
+        # Worse than the vocabulary is worse than knowing nothing; no float could hold it far
+        # beyond.
         return math.exp(min(self.loss, LOSS_SHOWN_MAX))
 
 
@@ -216,9 +218,10 @@ async def evaluate(
             results.append(
                 Evaluated(
                     weights=used[-1],
-                    loss=number(line["loss"]),
+                    loss=(loss := number(line["loss"])),
+                    bits_per_byte=source.manifest.corpus.bits_per_byte(loss),
                     windows=int(number(line["windows"])),
-                    num_bytes=int(number(line["bytes"])),
+                    num_tokens=int(number(line["tokens"])),
                 )
             )
 

@@ -57,8 +57,8 @@ MANIFEST = RunManifest(
         held_out_text_bytes=12_345_678,
         shuffle_blocks=12,
         permutation_seed=11,
-        tokenizer=bytes([0x70]) * 32,
-        probe=bytes([0x71]) * 32,
+        tokenizer_digest=bytes([0x70]) * 32,
+        probe_digest=bytes([0x71]) * 32,
     ),
     inner=InnerSpec(
         inner_steps=20,

@@ -164,8 +164,8 @@ def pin_store(
         held_out_text_bytes=facts.held_out.text_bytes,
         shuffle_blocks=shuffle_blocks(facts.training.blocks, facts.block_bytes, lease_bytes),
         permutation_seed=permutation_seed,
-        tokenizer=BYTES_TOKENIZER if is_bytes else bytes.fromhex(tokenizer.digest),
-        probe=bytes(32) if is_bytes else bytes.fromhex(tokenizer.probe_digest),
+        tokenizer_digest=BYTES_TOKENIZER if is_bytes else bytes.fromhex(tokenizer.digest),
+        probe_digest=bytes(32) if is_bytes else bytes.fromhex(tokenizer.probe_digest),
     )
 
 

@@ -20,7 +20,7 @@ def run_tokenizer(spec: CorpusSpec, folder: Path | None) -> Tokenizer:
 
     Raises CorpusError where it is not there, or reads a text otherwise than the founder's.
     """
-    if spec.tokenizer == BYTES_TOKENIZER:
+    if spec.tokenizer_digest == BYTES_TOKENIZER:
         return ByteTokenizer()
     if folder is None:
         raise CorpusError(
@@ -28,9 +28,9 @@ def run_tokenizer(spec: CorpusSpec, folder: Path | None) -> Tokenizer:
             "of its token store with --corpus"
         )
     facts = (found := open_tokenizer(str(folder / TOKENIZER_JSON))).facts
-    if facts.digest != spec.tokenizer.hex():
+    if facts.digest != spec.tokenizer_digest.hex():
         raise CorpusError(f"{folder / TOKENIZER_JSON} is another tokenizer than the run's")
-    if facts.probe_digest != spec.probe.hex():
+    if facts.probe_digest != spec.probe_digest.hex():
         raise CorpusError(
             "this version of the tokenizers library makes other tokens of the same text than the "
             "founder's: install the founder's version"
