@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.demo_command import environment
+from tests.e2e.hub_stub import hub
 from tests.e2e.node_command import COMMAND
 from tests.training.data.test_documents import as_jsonl
 from tests.training.data.test_packing import texts_of, write_mixed
@@ -126,3 +127,30 @@ def test_pack_that_is_ended_by_a_signal_goes_on_to_the_same_store(
         assert process.returncode == 130
         assert stderr == "stopped; the same command goes on where it stopped\n"
     assert told(tmp_path, "pack", "a.jsonl", "--out", "torn")["root"] == whole["root"]
+
+
+@pytest.mark.net
+def test_data_set_of_a_hub_is_streamed_and_one_that_breaks_off_makes_no_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = texts_of(1, 40)
+    files = {
+        "README.md": b"# A data set\n",
+        "data/train-00000-of-00002.jsonl": as_jsonl(texts[:25]),
+        "data/train-00001-of-00002.jsonl": as_jsonl(texts[25:]),
+    }
+    (tmp_path / "same.jsonl").write_bytes(as_jsonl(texts))
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    with hub("org/name", files) as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        packed = told(tmp_path, "pack", "hf://org/name@main", "--out", "hub")
+        assert packed["root"] == told(tmp_path, "pack", "same.jsonl", "--out", "file")["root"]
+        done = data(tmp_path, "pack", "hf://org/none", "--out", "none")
+        assert done.returncode == 2
+        assert "hf://org/none cannot be read" in done.stderr.decode()
+    with hub("org/name", files, broken="data/train-00001-of-00002.jsonl") as address:
+        monkeypatch.setenv("HF_ENDPOINT", address)
+        done = data(tmp_path, "pack", "hf://org/name@main", "--out", "broken")
+        assert done.returncode == 2
+        assert "hf://org/name@main cannot be read" in done.stderr.decode()
+        assert not (tmp_path / "broken" / "corpus.json").exists()

@@ -277,7 +277,7 @@ def _json_document(line: bytes, form: Form, where: str) -> bytes | BadDocument:
     if brackets > JSON_DEPTH_MAX and json_depth(line) > JSON_DEPTH_MAX:
         return BadDocument(f"JSON nested deeper than {JSON_DEPTH_MAX}", where)
     try:
-        record = json.loads(line.decode("utf-8"), parse_int=_no_number, parse_float=_no_number)
+        record = _DECODER.decode(line.decode("utf-8"))
     except UnicodeDecodeError:
         return BadDocument("text that is not UTF-8", where)
     except ValueError as error:
@@ -290,6 +290,9 @@ def _json_document(line: bytes, form: Form, where: str) -> bytes | BadDocument:
 def _no_number(digits: str) -> None:
     # Numbers are no text, and long ones are refused by some releases only.
     del digits
+
+
+_DECODER = json.JSONDecoder(parse_int=_no_number, parse_float=_no_number)
 
 
 def _record_text(record: Mapping[str, object], form: Form, where: str) -> bytes | BadDocument:

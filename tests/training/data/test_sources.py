@@ -84,12 +84,17 @@ def test_links_out_of_the_folder_are_passed_over_and_counted(tmp_path: Path) -> 
     (mine / "away").symlink_to(tmp_path / "secret")
     (mine / "loop").symlink_to(mine)
     (mine / "gone.txt").symlink_to(tmp_path / "nothing")
+    (mine / "ring.txt").symlink_to(mine / "ring.txt")
     (mine / "inside.txt").symlink_to(mine / "a.txt")
     for where in (mine, mine / "**" / "*"):
         found = list_files(SourceSpec(str(where)))
         assert [file.name for file in found.files] == ["a.txt", "deep/b.txt", "inside.txt"]
         reasons = sorted(bad.reason for bad in found.passed_over)
-        assert reasons == ["link that leads out of its folder"] * 3 + ["link to a folder"]
+        assert reasons == [
+            *["link that leads out of its folder"] * 3,
+            "link to a folder",
+            "neither a file nor a folder",
+        ]
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes")
