@@ -470,3 +470,16 @@ def test_items_add_up_to_what_is_told(tmp_path: Path) -> None:
     assert (of("disk"), of("written")) == (told["disk_bytes"], told["written_bytes"])
     bases = NETWORK_BASE_BYTES + TRAINER_BASE_BYTES
     assert of("memory") + of("card") + bases == told["memory_bytes"]
+
+
+def test_check_says_what_a_run_makes_of_its_text(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\ntitle = "a"\nrounds = 10\n[inner]\nbatch = 4\ninner_steps = 5\n')
+    found = check_run_file(path, peers=3)
+    told = check_json(found, None)["text"]
+
+    corpus, each = found.manifest.corpus, 5 * 4 * 64
+    assert told["tokens"] == corpus.training_blocks * corpus.block_bytes
+    assert told["epochs"] == 10 * 3 * each / told["tokens"]
+    assert told["round_bytes"] == each
+    assert told["vocab_size"] == 256
