@@ -68,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-file", type=Path, help="the model file of the run, if its manifest names one"
     )
+    parser.add_argument("--corpus", type=Path, help="the token store of the run's text")
     parser.add_argument("--threads", type=int, default=1, help="torch threads of the trainer")
     parser.add_argument("--device", default=DEVICE_DEFAULT, help="where the trainer computes")
     parser.add_argument(
@@ -124,6 +125,7 @@ def _config(arguments: argparse.Namespace) -> NodeConfig:
         psk=arguments.psk,
         security=arguments.security,
         model_file=arguments.model_file,
+        corpus=arguments.corpus,
         threads=arguments.threads,
         device=arguments.device,
         start_with=arguments.start_with,

@@ -21,9 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from node.daemon.network_child import JOIN_VARIABLE, NOTHING_MORE, NetworkChild
 from node.state.config import LISTEN_DEFAULT
 from node.state.folder import default_state
@@ -40,8 +37,10 @@ from training.channel.trainer_end import (
     ChannelTicket,
     channel_spec,
 )
-from training.data.corpus import lease_samples, open_corpus
+from training.data.corpus import open_corpus
+from training.data.sampling import lease_samples
 from training.methods.method import steps_of
+from training.numeric import Tokens
 
 if TYPE_CHECKING:
     from training.loop.inner_state import InnerStore
@@ -269,7 +268,7 @@ class Swarm:
                     "again, like a DataLoader or a list"
                 )
 
-    def samples(self) -> Iterator[NDArray[np.uint8]]:
+    def samples(self) -> Iterator[Tokens]:
         """The run's own text as leased to this node: (B, W) windows per inner step, to its end.
 
         No byte is lost or trained on twice if each is followed by one `DiLoCo.step`. The loop

@@ -5,6 +5,7 @@ settings, never code.
 """
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Annotated
@@ -81,7 +82,7 @@ def refusal_of_version(theirs: int, ours: int) -> str:
 
 # The manifest -------------------------------------------------------------------------------------
 
-WIRE_VERSION = 3
+WIRE_VERSION = 4
 ARITHMETIC_VERSION = 1
 _DOMAIN = b"barnraise/manifest/1"
 
@@ -124,20 +125,64 @@ class ModelSpec:
         raise ManifestError(f"model {self.name} needs the setting {name!r}")
 
 
+BYTES_TOKENIZER = bytes(32)
+"""In the place of a tokenizer's digest: tokens are the text's bytes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CorpusSpec:
-    """A text pinned by content. `digest` is the Merkle root over the blocks' digests.
+    """A token store pinned by content: equal blocks, those for training first, then those that are
+    held out, then those that tell where documents begin.
 
-    Every `held_out_every`-th block is kept out of training, for validation. `permutation_seed`
-    keys the order in which samples are leased.
+    `digest` is the Merkle root over the digests of all blocks. A token is a little-endian number of
+    `token_bytes` below `vocab_size`. `tokenizer_digest` is that of the tokenizer.json that made
+    them, and `probe_digest` that of the tokens of a fixed text: versions of a library may differ.
+    `held_out_tokens` stand for `held_out_text_bytes` bytes of text. `permutation_seed` keys the
+    order in which samples are leased, which stays within `shuffle_blocks` blocks for their time.
     """
 
     name: Annotated[str, Spelled("a-z0-9_.+-", 1, 64)]
     digest: Digest
-    num_blocks: Positive
+    training_blocks: Positive
+    held_out_blocks: Positive
+    document_blocks: Annotated[int, Range(0, 2**53)]
     block_bytes: Annotated[int, Range(1024, limits.CHUNK_BYTES)]
-    held_out_every: Annotated[int, Range(2, 1000)]
+    token_bytes: Annotated[int, OneOf((1, 2, 4))]
+    vocab_size: Annotated[int, Range(2, 2**31)]
+    held_out_tokens: Positive
+    held_out_text_bytes: Positive
+    shuffle_blocks: Positive
     permutation_seed: int
+    tokenizer_digest: Digest = field(default=BYTES_TOKENIZER, metadata=LEFT_OUT)
+    probe_digest: Digest = field(default=bytes(32), metadata=LEFT_OUT)
+
+    def __post_init__(self) -> None:
+        if self.vocab_size > 256**self.token_bytes:
+            raise ValueError(f"{self.vocab_size} tokens do not fit {self.token_bytes} bytes each")
+        if self.block_bytes % self.token_bytes:
+            raise ValueError("a block of the corpus is no whole number of tokens")
+        if self.held_out_tokens > self.held_out_blocks * self.block_tokens:
+            raise ValueError("more held-out tokens than the held-out blocks have")
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that `digest` is the root over."""
+        return self.training_blocks + self.held_out_blocks + self.document_blocks
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of one block."""
+        return self.block_bytes // self.token_bytes
+
+    @property
+    def token_dtype(self) -> str:
+        """The dtype of tokens as they lie in blocks, in numpy's words."""
+        return f"<u{self.token_bytes}"
+
+    def bits_per_byte(self, nats_per_token: float) -> float:
+        """A loss as it compares between tokenizers: bits per byte of held-out text."""
+        tokens_per_byte = self.held_out_tokens / self.held_out_text_bytes
+        return nats_per_token * tokens_per_byte / math.log(2)
 
 
 BETA_MAX = 0.999_999

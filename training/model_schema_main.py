@@ -25,7 +25,7 @@ from training.channel.child_process import (
     leave_interrupts_to_parent,
     take_control_pipe,
 )
-from training.models.genesis import DIGEST_SETTING, MODEL_FILE, read_model_file
+from training.models.genesis import DIGEST_SETTING, MODEL_FILE, read_model_file, vocabulary_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,16 +73,16 @@ def _describe(path: Path, model: ModelSpec) -> dict[str, object]:
         model_tensors,
     )
 
-    file = read_model_file(path)
+    file, vocab_size = read_model_file(path), vocabulary_of(model)
     torch.manual_seed(1)
     built = build_from_file(file, model)
     tensors = model_tensors(built)
     context = model.setting("context")
     assert isinstance(context, int), "checked when the model was built"
-    with ModelCode(file, "a run's model is called with byte values (B, T), int64"):
+    with ModelCode(file, "a run's model is called with tokens (B, T), int64"):
         values = _first_values(built)
-        check_forward(built.eval(), context)
-        idle = check_backward(built, context)
+        check_forward(built.eval(), context, vocab_size)
+        idle = check_backward(built, context, vocab_size)
     # Of two models at a time a home may not have the memory.
     del built
     torch.manual_seed(2)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 
 from protocol.manifest import RunManifest
-from training.data.corpus import Dataset
+from training.data.sampling import Dataset
 from training.evaluation.measuring import measure, measuring_parser, say
 
 WARM_STEPS = 10

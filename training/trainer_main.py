@@ -53,6 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     shard=options.shard,
                     device=options.device,
                     model_file=options.model_file,
+                    corpus=options.corpus,
                     inner_folder=options.inner,
                     validation_share=options.validation_share,
                 ),
@@ -90,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-file", type=Path, help="the model file of the run, if its manifest names one"
     )
+    parser.add_argument("--corpus", type=Path, help="the token store of the run's text")
     parser.add_argument(
         "--inner", type=Path, help="folder for inner states; without it none are kept"
     )

@@ -34,8 +34,10 @@ from training.channel.frames import failure_frame
 from training.channel.manifest_file import open_known_manifest, read_manifest
 from training.data.corpus import open_corpus
 from training.evaluation import Sampling
+from training.evaluation.writing import TextWriter, run_tokenizer
 from training.files.exported import read_provenance, read_tensors, require_whole_model
 from training.files.state import every_whole, newest_whole
+from training.numeric import Tokens
 
 if TYPE_CHECKING:
     from torch import nn
@@ -114,11 +116,18 @@ class Use:
         from training.device.inner import is_out_of_memory
         from training.evaluation.yardstick import generate
 
-        prompt = bytes.fromhex(options.prompt_hex)
+        writer = TextWriter(run_tokenizer(manifest.corpus, options.corpus))
+        prompt = writer.read(bytes.fromhex(options.prompt_hex))
         try:
             model = self._model(manifest, weights, device)
-            for byte in generate(model, prompt, options.bytes, sampling):
-                self._say("byte", value=byte)
+            told = 0
+            # A token is at least one byte of text, but for those that are none.
+            for token in generate(model, prompt, options.bytes, sampling):
+                for byte in writer.write(token)[: options.bytes - told]:
+                    self._say("byte", value=byte)
+                    told += 1
+                if told == options.bytes:
+                    break
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -128,7 +137,7 @@ class Use:
         """Measure the held-out loss. Raises BarnraiseError for weights that cannot be used."""
         manifest, found = self._open()
         # Another text is what goes wrong most often.
-        dataset = open_corpus(manifest.corpus)
+        dataset = open_corpus(manifest.corpus, self._options.corpus)
         device = self._load_torch()
         from training.models.building import tokens_per_sample
 
@@ -137,7 +146,7 @@ class Use:
         windows = len(held_out_BW)
         for weights in found:
             loss = self._loss(self._model(manifest, weights, device), held_out_BW, device)
-            self._say("loss", loss=loss, windows=windows, bytes=windows * context)
+            self._say("loss", loss=loss, windows=windows, tokens=windows * context)
 
     def _load_torch(self) -> "Device":
         set_thread_budget(self._options.threads)
@@ -145,7 +154,7 @@ class Use:
 
         return open_device(self._options.device)
 
-    def _loss(self, model: "nn.Module", held_out_BW: NDArray[np.uint8], device: "Device") -> float:
+    def _loss(self, model: "nn.Module", held_out_BW: Tokens, device: "Device") -> float:
         from training.device.inner import finite_loss, is_out_of_memory
 
         def tell(done: int) -> None:
@@ -243,6 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-file", type=Path, help="the model file of the run, if its manifest names one"
     )
+    parser.add_argument("--corpus", type=Path, help="the token store of the run's text")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:N or mps")
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     commands = parser.add_subparsers(dest="command", required=True)

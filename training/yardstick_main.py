@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from protocol.manifest import RunManifest
-from training.data.corpus import Dataset
+from training.data.sampling import Dataset
 from training.evaluation.measuring import measure, measuring_parser, say
 from training.files.state import load_checkpoint
 from training.outer.optimizers import make_outer

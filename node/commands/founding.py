@@ -169,6 +169,14 @@ def init(
             show_default="120k",
         ),
     ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            "--data",
+            help="Your own text: a file or folder, or a token store of `barnraise data pack`.",
+            show_default="the sources of Python's library",
+        ),
+    ] = None,
     skip_machine_check: SkipMachineCheckOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -181,7 +189,7 @@ def init(
         from node.settings.check import check_size_here
 
         check_size_here(size, file, state_folder(None))
-    write_run_file(file, TITLE_DEFAULT if title is None else title, size)
+    write_run_file(file, TITLE_DEFAULT if title is None else title, size, data)
     if json:
         print_json({"file": str(file.absolute())})
     else:
@@ -250,6 +258,10 @@ def join(
         Path | None,
         typer.Option("--model-file", help="The model file of the run, if its manifest names one."),
     ] = None,
+    corpus: Annotated[
+        Path | None,
+        typer.Option("--corpus", help="The token store of the run, if its text is the founder's."),
+    ] = None,
     observer: Annotated[
         bool,
         typer.Option(
@@ -269,7 +281,9 @@ def join(
         parsed = parse_target(text)
         if parsed.offer is not None and target not in (None, STANDARD_INPUT):
             typer.echo(f"warning: {SHOWN_LINK}", err=True)
-        start = _start(node, telling, model_file=model_file, is_observer=observer or None)
+        start = _start(
+            node, telling, model_file=model_file, corpus=corpus, is_observer=observer or None
+        )
         end_now(join_in_foreground(start, parsed))
 
 

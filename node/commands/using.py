@@ -49,6 +49,10 @@ class WeightsOptions(RunChoice):
     model_file: Annotated[
         Path | None, typer.Option(help="The model file of the run, if its manifest names one.")
     ] = None
+    corpus: Annotated[
+        Path | None,
+        typer.Option(help="The token store of the run, if its text is the founder's."),
+    ] = None
     device: Annotated[
         str, typer.Option(help="Device to compute on: auto, cpu, cuda, cuda:N or mps.")
     ] = "auto"
@@ -226,7 +230,7 @@ def _print_table(results: Sequence["Evaluated"]) -> None:
 
     from node.text.terminal import PeopleConsole
 
-    table = Table("round", "step", "tokens", "nats per byte", "bits per byte", "perplexity")
+    table = Table("round", "step", "tokens", "nats per token", "bits per byte", "perplexity")
     for result in results:
         used = result.weights
         measured = (result.loss, result.bits_per_byte, result.perplexity)
@@ -235,7 +239,7 @@ def _print_table(results: Sequence["Evaluated"]) -> None:
     console = PeopleConsole()
     console.print(table)
     console.print(
-        f"over {results[-1].num_bytes:,} held-out bytes in {results[-1].windows:,} windows"
+        f"over {results[-1].num_tokens:,} held-out tokens in {results[-1].windows:,} windows"
     )
 
 
@@ -245,7 +249,7 @@ def _evaluated_json(result: "Evaluated") -> dict[str, object]:
         "bits_per_byte": result.bits_per_byte,
         "perplexity": result.perplexity,
         "windows": result.windows,
-        "bytes": result.num_bytes,
+        "held_out_tokens": result.num_tokens,
     }
 
 

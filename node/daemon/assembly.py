@@ -7,6 +7,7 @@ from functools import partial
 from itertools import count
 from math import inf
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
@@ -32,6 +33,7 @@ from node.plane.served import Served, checkpoint_finder
 from node.plane.state_streams import StateParts
 from node.plane.work_desk import WorkDesk
 from node.reporting.trace_file import NodeTrace
+from node.settings.corpus_store import kept_store
 from node.state.config import NodeConfig
 from node.state.folder import (
     CHECKPOINTS_FOLDER,
@@ -106,6 +108,13 @@ class Machinery:
     entries: EntryExchange
 
 
+class OwnFiles(NamedTuple):
+    """What the trainer reads besides the manifest, where it is not built in."""
+
+    model_file: Path | None
+    corpus: Path | None
+
+
 def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirectory) -> Machinery:
     """The machines and edges of one node, connected."""
     config, manifest = node.config, node.signed.manifest
@@ -113,6 +122,7 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
     make_folder_durably(folder)
     is_ours = node.attached is None
     model_file = kept_model_file(manifest, config.model_file, folder) if is_ours else None
+    corpus = kept_store(manifest, config.corpus, folder) if is_ours else None
     journal = _open_journal(node, folder)
     store = _make_store(manifest, journal)
     start = genesis(manifest, SHARD, store.state.root)
@@ -161,7 +171,8 @@ def assemble(node: Node, transport: Libp2pTransport, directory: KademliaDirector
         work=_solves_puzzle(node),
         memory=directory.memory,
     )
-    work = _trainer_work(node, folder, driver, model_file, desk, links.met)
+    own = OwnFiles(model_file, corpus)
+    work = _trainer_work(node, folder, driver, own, desk, links.met)
     driver.connect(links, work, entries.accuse)
     entries.connect(links)
     return Machinery(
@@ -223,7 +234,7 @@ def _trainer_work(
     node: Node,
     folder: Path,
     driver: Driver,
-    model_file: Path | None,
+    own: OwnFiles,
     desk: WorkDesk | None,
     met: trio.Event,
 ) -> TrainerWork:
@@ -249,7 +260,8 @@ def _trainer_work(
             shard=SHARD,
             threads=config.threads,
             device=config.device,
-            model_file=model_file,
+            model_file=own.model_file,
+            corpus=own.corpus,
             inner_folder=folder / INNER_FOLDER,
             validation_share=config.validation_share if config.validate_every else 0.0,
         ),

@@ -63,7 +63,7 @@ from training.compression import in_grade, make_codec, with_grades
 from training.loop.sums import MOMENTS_APART_S
 from training.methods.method import has_equal_steps
 from training.methods.presets import IN_PROCESS, PRESETS, is_paced
-from training.models.genesis import GptSize
+from training.models.genesis import VOCABULARY, GptSize
 
 CONTROL_BYTES = 5_000
 """Of a round, to each other peer: signed messages, beats, gossip, headers. Measured with real nodes
@@ -422,6 +422,7 @@ def check_json(found: Checked, step_s: float | None) -> dict[str, object]:
         "other_up_bytes": found.other.up_bytes,
         "inner_steps": manifest.inner.inner_steps,
         "rounds": manifest.rounds,
+        "text": dataclasses.asdict(text_use(manifest, costs.peers)),
         "changed": list(found.changed),
         "warnings": list(found.warnings),
         **of(costs, "parameters", "peers", "payload_bytes", "result_bytes", "up_bytes"),
@@ -497,6 +498,7 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
         rows.append(("seats", f"{law.seats}; more peers take turns, of {length} rounds or longer"))
     rows += [
         ("model", f"{costs.parameters:,} parameters, {costs.peers} peers"),
+        ("text", _text(found)),
         ("a contribution", f"{_size(costs.payload_bytes)}, a result {_size(costs.result_bytes)}"),
         ("a round", f"{_size(costs.up_bytes)} up, {_size(costs.up_bytes)} down, of each node"),
         ("who sums", _who_sums(found)),
@@ -521,6 +523,49 @@ def print_check(console: Console, found: Checked, step_s: float | None) -> None:
 def _but(changed: Sequence[str]) -> str:
     """Of a method's summary what the file has otherwise, which stands below."""
     return f"; but not its {', '.join(changed)}" if changed else ""
+
+
+@dataclass(frozen=True, slots=True)
+class TextUse:
+    """What a run makes of its text: `round_bytes` are of the tokens that one node trains on in a
+    round, and `epochs` count all peers."""
+
+    name: str
+    tokens: int
+    held_out_tokens: int
+    vocab_size: int
+    epochs: float
+    round_bytes: int
+
+
+def text_use(manifest: RunManifest, peers: int) -> TextUse:
+    """Of so many peers that all take all steps."""
+    corpus = manifest.corpus
+    tokens = corpus.training_blocks * corpus.block_tokens
+    round_tokens = tokens_per_round(manifest)
+    return TextUse(
+        name=corpus.name,
+        tokens=tokens,
+        held_out_tokens=corpus.held_out_tokens,
+        vocab_size=corpus.vocab_size,
+        epochs=manifest.rounds * peers * round_tokens / tokens,
+        round_bytes=round_tokens * corpus.token_bytes,
+    )
+
+
+def tokens_per_round(manifest: RunManifest) -> int:
+    """Tokens that one node trains on in a round of all steps; 0 where a model has no context."""
+    context = next((one.value for one in manifest.model.settings if one.name == "context"), 0)
+    return manifest.inner.inner_steps * manifest.inner.batch * int(context)
+
+
+def _text(found: Checked) -> str:
+    use = text_use(found.manifest, found.costs.peers)
+    kinds = "bytes" if use.vocab_size == VOCABULARY else f"tokens of {use.vocab_size:,}"
+    return (
+        f"{use.name}: {use.tokens:,} {kinds} to train on, {use.held_out_tokens:,} held out;"
+        f" {use.epochs:.2g} epochs; {_size(use.round_bytes)} of each node in a round"
+    )
 
 
 _WHO_SUMS = {

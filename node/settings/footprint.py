@@ -30,7 +30,7 @@ from training.compression import make_codec
 from training.files.state import CHECKPOINTS_KEPT
 from training.loop.sums import INNER_STATES_KEPT, is_large
 from training.methods.presets import PRESETS
-from training.models.genesis import VOCABULARY, GptShape
+from training.models.genesis import GptShape
 from training.outer.optimizers import make_outer
 
 Process = Literal["network", "trainer"]
@@ -274,7 +274,7 @@ def activation_bytes(manifest: RunManifest) -> int:
         shape = GptShape.of(manifest.model)
     except ManifestError:
         return 0  # Of a simulated run, whose model nobody builds.
-    each = ACTIVATION_VECTORS * shape.width * shape.layers + 3 * VOCABULARY
+    each = ACTIVATION_VECTORS * shape.width * shape.layers + 3 * shape.vocabulary
     return FLOAT_BYTES * each * shape.context * manifest.inner.batch
 
 

@@ -96,6 +96,10 @@ def unknown_names(parsed: RunFile) -> Iterator[str]:
         ("outer", "aggregator", parsed.outer.aggregator, AGGREGATORS),
         ("outer", "optimizer", parsed.outer.optimizer, OUTER_OPTIMIZERS),
     ]
+    if parsed.corpus.path is not None:
+        del named[1]
+        if parsed.corpus.name != "stdlib":
+            yield "[corpus] name and path are both given; leave one of them out"
     if parsed.model.file is not None:
         del named[0]
         if parsed.model.name not in ("gpt", MODEL_FILE):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
+from node.settings.corpus_store import STORES_FOLDER, founders_corpus
 from node.settings.run_checks import impossible, not_in_nodes, out_of_bounds, unknown_names
 from node.settings.sections import (
     BUTTERFLY,
@@ -25,6 +26,7 @@ from node.settings.toml_file import (
     read_toml,
     read_toml_bytes,
 )
+from node.state.folder import default_state
 from node.text.shown import shown
 from node.trainers.model_file import DRAWN, founders_model
 from protocol import limits
@@ -50,9 +52,8 @@ from protocol.manifest import (
 )
 from protocol.rounds.reducers import copies, liars
 from training.compression import codec_defaults, make_codec, result_codec
-from training.data.corpus import pin_corpus
 from training.methods.presets import AUTO, PRESETS, Preset, momentum_for
-from training.models.genesis import MODEL_FILE, shard_spec
+from training.models.genesis import MODEL_FILE, VOCABULARY, VOCABULARY_SETTING, shard_spec
 from training.outer.optimizers import make_outer
 
 if TYPE_CHECKING:
@@ -123,19 +124,27 @@ def build_manifest(
     path: Path,
     *,
     warn: Callable[[str], None] = logger.warning,
+    stores: Path | None = None,
 ) -> RunManifest:
     """The manifest of a new run. `path` is the file that errors name.
 
-    Reads the corpus. Raises ConfigError for what no peer would take; `warn` is told what peers
+    Reads the corpus; a text that is not packed yet is packed into `stores`, of the default state
+    folder where None. Raises ConfigError for what no peer would take; `warn` is told what peers
     would take, and the founder may not mean.
     """
     if 0 < parsed.stop.date <= founder.unix_s:
         raise ManifestError(
             f"{path}: [stop] date has passed: the run would end with its first round"
         )
-    corpus = pin_corpus(parsed.corpus.name, permutation_seed=parsed.corpus.permutation_seed)
+    corpus = founders_corpus(
+        parsed.corpus,
+        path.parent,
+        default_state() / STORES_FOLDER if stores is None else stores,
+        lease_tokens=_lease_tokens(parsed),
+        say=logger.info,
+    )
     try:
-        model, shard = _model(parsed, path, warn)
+        model, shard = _model(parsed, path, corpus.vocab_size, warn)
         _check_context(model, corpus)
         outer = _outer_spec(parsed.outer)
         make_outer(outer)
@@ -335,9 +344,21 @@ def _outer_spec(section: OuterSection) -> OuterSpec:
     return OuterSpec(**fields | {"codec_settings": settings, "then": then})
 
 
-def _model(parsed: RunFile, path: Path, warn: Callable[[str], None]) -> tuple[ModelSpec, ShardSpec]:
+def _lease_tokens(parsed: RunFile) -> int:
+    """Tokens of a lease; 0 where the model has no context, or one that is refused later."""
+    context = parsed.model.settings.get("context")
+    if not isinstance(context, int) or parsed.inner.inner_steps is None:
+        return 0
+    return max(0, context) * parsed.inner.batch * parsed.inner.inner_steps
+
+
+def _model(
+    parsed: RunFile, path: Path, vocab_size: int, warn: Callable[[str], None]
+) -> tuple[ModelSpec, ShardSpec]:
     section, fragments = parsed.model, parsed.outer.fragments or 1
-    given = cast("Mapping[str, Scalar]", section.settings)
+    given = dict(cast("Mapping[str, Scalar]", section.settings))
+    if vocab_size != VOCABULARY:
+        given[VOCABULARY_SETTING] = vocab_size
     if section.file is not None:
         return founders_model(
             path.parent / section.file,
@@ -355,7 +376,7 @@ def _model(parsed: RunFile, path: Path, warn: Callable[[str], None]) -> tuple[Mo
 def _check_context(model: ModelSpec, corpus: CorpusSpec) -> None:
     """A window of the model must fit a block of the text twice, or there is nothing to cut."""
     context = next((one.value for one in model.settings if one.name == "context"), None)
-    most = corpus.block_bytes // 2
+    most = corpus.block_tokens // 2
     if isinstance(context, int) and context > most:
         raise ManifestError(f"[model.settings] context is {context}; the text admits 1 to {most}")
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from node.settings.corpus_store import STORES_FOLDER, founders_store, keep_store
 from node.settings.run_file import (
     Founder,
     build_manifest,
@@ -96,7 +97,9 @@ def found_or_resume(
             if isinstance(found, ConfigError):
                 raise _damaged_run(path, folder, found)
     founder = Founder(signer.peer_id, int(wall_clock()))
-    manifest = build_manifest(parsed, founder, path, warn=scrutiny.warn)
+    manifest = build_manifest(
+        parsed, founder, path, warn=scrutiny.warn, stores=state / STORES_FOLDER
+    )
     scrutiny.check(manifest)
     signed = sign_manifest(manifest, signer)
     _store(signed, path, text, parsed, state)
@@ -146,6 +149,9 @@ def _store(signed: SignedManifest, path: Path, text: bytes, parsed: RunFile, sta
     folder = make_run_folder(state, signed.manifest.digest)
     if parsed.model.file is not None:
         kept_model_file(signed.manifest, path.parent / parsed.model.file, folder)
+    if parsed.corpus.path is not None:
+        stores = state / STORES_FOLDER
+        keep_store(founders_store(parsed.corpus, path.parent, stores, logger.info), folder)
     write_atomically(folder / RUN_FILE, text)
     source = json.dumps({"source": str(path.resolve())})
     write_atomically(folder / FOUNDED_FILE, source.encode() + b"\n")

@@ -186,6 +186,15 @@ class CorpusSection(Section):
     law: ClassVar[type] = CorpusSpec
     name: str = "stdlib"
     """the sources of the Python library: every peer needs the founder's version"""
+    path: str | None = key(example="my_texts")
+    """or your own: a file or folder of text, JSONL, CSV or Parquet, or a token store that
+    `barnraise data pack` made. Whoever joins needs the token store from you"""
+    tokenizer: str | None = key(example="tokenizer.json")
+    """of a text of your own; without one its bytes are the tokens"""
+    field: str = "text"
+    """where the text is in records of JSONL, CSV and Parquet"""
+    held_out: Annotated[float, Range(0.0001, 0.9)] = 0.05
+    """share of the documents of your own text that measures the loss, and trains nobody"""
     permutation_seed: int = 0
     """the order in which samples are given out"""
 
@@ -326,9 +335,14 @@ _RUN_FILE_HEAD = """\
 """
 
 
-def run_file_text(name: str, title: str, size: GptSize | None = None) -> str:
-    """A run.toml with every key at its default, but for those that make a model of that size."""
+def run_file_text(
+    name: str, title: str, size: GptSize | None = None, data: str | None = None
+) -> str:
+    """A run.toml with every key at its default, but for those that make a model of that size, and
+    the path of a text of one's own."""
     given: dict[str, object] = {"run.title": title}
+    if data is not None:
+        given["corpus.path"] = data
     if size is not None:
         given |= {f"model.settings.{key}": value for key, value in size.settings.items()}
         given["inner.learning_rate"] = size.learning_rate
@@ -343,24 +357,37 @@ def size_named(name: str | None) -> GptSize | None:
     return None if name is None else GPT_SIZES[name.lower()]
 
 
-def write_run_file(path: Path, title: str, size: GptSize | None = None) -> None:
-    """Write a new run.toml; see `run_file_text`.
+def write_run_file(
+    path: Path, title: str, size: GptSize | None = None, data: Path | None = None
+) -> None:
+    """Write a new run.toml; see `run_file_text`. `data` is relative to the working folder.
 
-    Raises ConfigError for a title that no manifest admits, and for a file that is there already.
+    Raises ConfigError for a title that no manifest admits, for a text that is not there, and for a
+    file that is there already.
     """
+    if data is not None and not data.exists():
+        raise ConfigError(f"--data: there is no file or folder {data}")
+    beside = None if data is None else _seen_from(path.parent, data)
     num_bytes = len(title.encode("utf-8", "replace"))
     if not title.isprintable() or not 1 <= num_bytes <= TITLE_BYTES_MAX:
         raise ConfigError(f"--title: 1 to {TITLE_BYTES_MAX} bytes of printable text")
     try:
         # "x" refuses at once and for good: between a look and a write another could come.
         with path.open("x", encoding="utf-8", newline="\n") as file:
-            file.write(run_file_text(path.name, title, size))
+            file.write(run_file_text(path.name, title, size, beside))
     except FileExistsError as error:
         raise ConfigError(f"{path} is there already: name another file, or remove it") from error
     except OSError as error:
         with suppress(OSError):
             path.unlink(missing_ok=True)
         raise ConfigError(f"cannot write {path}: {error.strerror}") from error
+
+
+def _seen_from(folder: Path, data: Path) -> str:
+    """A path as a file in `folder` names it: the two may be moved together."""
+    if data.is_absolute():
+        return str(data)
+    return Path(os.path.relpath(data.resolve(), folder.resolve())).as_posix()
 
 
 # node.toml ---------------------------------------------------------------------------------------

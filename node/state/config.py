@@ -159,6 +159,9 @@ class NodeConfig:
     model_file: Path | None = None
     """The run's model, where it is in a file: what the founder gave, and the manifest names."""
 
+    corpus: Path | None = None
+    """The folder of the run's token store, where its text is the founder's own."""
+
     start_with: int = 1
     """A founder holds its first COMMIT until so many peers, itself included, have a seat or have
     proved one; at most `start_within_s`."""

@@ -416,6 +416,9 @@ class TrainerConfig:
     model_file: Path | None = None
     """The run's model file, where its model is in one (`node.trainers.model_file`)."""
 
+    corpus: Path | None = None
+    """The run's token store, where its text is none that this machine has by itself."""
+
     inner_folder: Path | None = None
     """Where this shard's trainer keeps its moments and its contribution of each round (R6); None
     keeps none."""
@@ -588,6 +591,8 @@ async def _spawn(command: Sequence[str], config: TrainerConfig, channel: Path) -
     options += ["--threads", str(config.threads), "--device", config.device]
     if config.model_file is not None:
         options += ["--model-file", str(config.model_file)]
+    if config.corpus is not None:
+        options += ["--corpus", str(config.corpus)]
     if config.inner_folder is not None:
         options += ["--inner", str(config.inner_folder)]
     options += ["--validation-share", str(config.validation_share)]

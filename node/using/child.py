@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from node.processes.children import JsonLine, number, run_json_child, trainer_threads
+from node.settings.corpus_store import kept_store
 from node.state.folder import default_state
 from node.trainers.model_file import KEPT_FILE, refuse_needless
 from node.using.run_on_disk import find_run, newest_sealed, open_export
@@ -44,6 +45,7 @@ class WeightsChoice:
     round_index: int | None = None
     model: Path | None = None
     model_file: Path | None = None
+    corpus: Path | None = None
     """Where the run's own model lies, for runs that name one by its digest."""
 
     device: str = "auto"
@@ -73,22 +75,24 @@ class WeightsUsed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluated:
-    """A loss, nats per byte, over `num_bytes` held-out bytes."""
+    """A loss, nats per token, over `num_tokens` held-out tokens.
+
+    `bits_per_byte` is what an ideal compressor with this model would need, and compares between
+    tokenizers: it counts the bytes of text that the tokens stand for, on the average of all
+    held-out text.
+    """
 
     weights: WeightsUsed
     loss: float
+    bits_per_byte: float
     windows: int
-    num_bytes: int
-
-    @property
-    def bits_per_byte(self) -> float:
-        """The loss in bits: what an ideal compressor with this model would need."""
-        return self.loss / math.log(2)
+    num_tokens: int
 
     @property
     def perplexity(self) -> float:
-        """Per byte: among how many equally likely bytes the model is as unsure."""
-        # Worse than 256 is worse than knowing nothing; far beyond it no float could hold it.
+        """Per token: among how many equally likely tokens the model is as unsure."""
+        # Worse than the vocabulary is worse than knowing nothing; no float could hold it far
+        # beyond.
         return math.exp(min(self.loss, LOSS_SHOWN_MAX))
 
 
@@ -124,6 +128,9 @@ def find_source(choice: WeightsChoice) -> WeightsSource:
         if found.manifest.model.name == MODEL_FILE and choice.model_file is None and kept.exists():
             # What the user once named; its digest is compared before anything of it runs.
             choice = replace(choice, model_file=kept)
+        if choice.corpus is None:
+            folder = found.checkpoints.parent
+            choice = replace(choice, corpus=kept_store(found.manifest, None, folder))
         newest = newest_sealed(found) if choice.round_index is None else None
         return replace(_source(choice, found.manifest, arguments), newest_round=newest)
     others = (choice.state, choice.run, choice.manifest, choice.round_index)
@@ -138,6 +145,8 @@ def _source(choice: WeightsChoice, manifest: RunManifest, arguments: list[str]) 
     if choice.model_file is not None:
         refuse_needless(choice.model_file, manifest)
         arguments = [*arguments, "--model-file", str(choice.model_file)]
+    if choice.corpus is not None:
+        arguments = [*arguments, "--corpus", str(choice.corpus)]
     common = ("--run", manifest.digest.hex(), "--device", choice.device)
     return WeightsSource(manifest=manifest, arguments=(*common, *arguments))
 
@@ -209,9 +218,10 @@ async def evaluate(
             results.append(
                 Evaluated(
                     weights=used[-1],
-                    loss=number(line["loss"]),
+                    loss=(loss := number(line["loss"])),
+                    bits_per_byte=source.manifest.corpus.bits_per_byte(loss),
                     windows=int(number(line["windows"])),
-                    num_bytes=int(number(line["bytes"])),
+                    num_tokens=int(number(line["tokens"])),
                 )
             )
 

@@ -26,7 +26,7 @@ from sim.methods.virtual_swarm import (
     fedbuff_weights,
     fedfix_weights,
 )
-from training.data.corpus import Dataset
+from training.data.sampling import Dataset
 from training.evaluation.measuring import measure, measuring_parser, say
 from training.loop.replicas import MemorySession, Swarm, run_replicas
 from training.methods.presets import PRESETS

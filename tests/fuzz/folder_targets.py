@@ -31,6 +31,7 @@ from node.using.run_on_disk import find_run
 from protocol import limits
 from protocol.errors import (
     ConfigError,
+    CorpusError,
     DecodeError,
     LedgerError,
 )
@@ -53,6 +54,10 @@ from tests.fuzz.target import (
 from tests.node.ledger_run import state_of
 from tests.node.state_run import FOUNDER, founded
 from tests.protocol.vectors import CERTIFICATE, PEERS, SIGNED
+from training.data.packing import PackOptions, pack
+from training.data.sources import SourceSpec
+from training.data.store import read_facts
+from training.data.tokenizers import ByteTokenizer
 
 
 def _record(body: bytes) -> bytes:
@@ -67,6 +72,15 @@ def _record(body: bytes) -> bytes:
 def _receipt(body: bytes) -> bytes:
     """A ledger with that record in it."""
     return pack_record(encode(FOLDED)) + pack_record(body) + pack_record(SLOT_RECORDS[0])
+
+
+def _store_facts() -> tuple[object, ...]:
+    """What the corpus.json of a small store says."""
+    with TemporaryDirectory() as folder:
+        for index in range(4):
+            (Path(folder) / f"{index}.txt").write_text(f"a text of number {index}")
+        options = PackOptions(sources=(SourceSpec(folder),), out=Path(folder) / "store")
+        return (json.loads(pack(options, ByteTokenizer()).as_json()),)
 
 
 def _exported_ledger() -> tuple[bytes, ...]:
@@ -243,6 +257,15 @@ TARGETS = [
         dump=json_bytes,
         # It reads at most 8 MiB, and a read of at most so many bytes reserves them.
         memory_base=FILE_BYTES + 8 * limits.MIB,
+        memory_factor=JSON_FACTOR,
+    ),
+    Target(
+        name="token store",
+        covers=("training.data.store.read_facts",),
+        read=from_bytes(read_facts),
+        errors=(CorpusError,),
+        trees=_store_facts,
+        dump=json_bytes,
         memory_factor=JSON_FACTOR,
     ),
     Target(

@@ -48,6 +48,7 @@ from tests.node.reporting.test_tracing import RECORDS
 from tests.node.state_run import FOUNDER
 from tests.protocol.entry_vectors import OFFER, SUBJECT, TOKEN
 from tests.protocol.vectors import MANIFEST, PEERS, SIGNER
+from training.data.sources import parse_source
 
 TO_RUN = sign_token(replace(TOKEN, run=MANIFEST.digest), SIGNER)
 CREDENTIAL = replace(OFFER, token=TO_RUN).taken_by(SUBJECT)
@@ -315,6 +316,7 @@ TARGETS = [
         weight=2,
     ),
     text(read_scenario, "name of a scenario", "mixed"),
+    text(parse_source, "source of a text", "notes:2.5", "hf://org/name@main", "-"),
     Target(
         name="line of a trace",
         covers=("node.reporting.tracing.parse_trace_line",),

@@ -493,3 +493,17 @@ def test_what_is_not_written_in_each_round_is_told_apart(
     path.write_text(run_file_text(path.name, "A run", GPT_SIZES[size]))
     (told,) = re.findall(r"written a round(.*?) *\n", people(check_run_file(path, 2)))
     assert told == seldom
+
+
+def test_check_says_what_a_run_makes_of_its_text(tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text('[run]\ntitle = "a"\nrounds = 10\n[inner]\nbatch = 4\ninner_steps = 5\n')
+    found = check_run_file(path, peers=3)
+    told = check_json(found, None)["text"]
+    assert isinstance(told, dict)
+
+    corpus, each = found.manifest.corpus, 5 * 4 * 64
+    assert told["tokens"] == corpus.training_blocks * corpus.block_bytes
+    assert told["epochs"] == 10 * 3 * each / told["tokens"]
+    assert told["round_bytes"] == each
+    assert told["vocab_size"] == 256

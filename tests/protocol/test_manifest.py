@@ -99,6 +99,8 @@ def another(path: str, value: Any) -> Any:
         "cell_elements": 1 << 17,
         "outer.overlap": 2,
         "audits.unaudited": 0.5,
+        "corpus.token_bytes": 4,
+        "corpus.block_bytes": 1 << 17,
         "admission.seats": 16,
         "inner.optimizer": "sgd",
         "inner.sam_radius": 0.05,
@@ -268,9 +270,12 @@ WRONG = {
     "model.name": ("", "x" * 65),
     "shards": ((),),
     "cell_elements": (1 << 19,),
-    "corpus.num_blocks": (0,),
+    "corpus.training_blocks": (0,),
+    "corpus.held_out_blocks": (0,),
+    "corpus.token_bytes": (0, 3),
+    "corpus.vocab_size": (1,),
+    "corpus.shuffle_blocks": (0,),
     "corpus.block_bytes": (1023, limits.CHUNK_BYTES + 1),
-    "corpus.held_out_every": (1,),
     "inner.inner_steps": (0,),
     "inner.batch": (0, 65_537),
     "inner.learning_rate": (-0.1, float("nan"), float("inf"), 1),
@@ -290,6 +295,19 @@ CASES = [(path, value) for path, wrong in WRONG.items() for value in wrong]
 def test_value_out_of_range_cannot_be_signed_and_is_named(path, value):
     with pytest.raises(ManifestError, match=path.replace(".", r"\.")):
         sign_manifest(changed(path, value), SIGNER)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "why"),
+    [
+        ("corpus.vocab_size", (1 << 16) + 1, "do not fit 2 bytes"),
+        ("corpus.block_bytes", 65_537, "no whole number of tokens"),
+        ("corpus.held_out_tokens", 100 * 32_768 + 1, "more held-out tokens"),
+    ],
+)
+def test_corpus_that_contradicts_itself_is_refused(path, value, why):
+    with pytest.raises(ValueError, match=why):
+        changed(path, value)
 
 
 @pytest.mark.parametrize("elements", [1025, 3 << 10, (1 << 18) - 1, 0, -1024])

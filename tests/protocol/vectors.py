@@ -1,6 +1,6 @@
 """The golden bytes of wire version 1: one example of everything that travels.
 
-`tests/vectors/wire-v3.json` holds what this module makes. A test compares the two and never
+`tests/vectors/wire-v4.json` holds what this module makes. A test compares the two and never
 writes. Whoever changes the wire on purpose raises WIRE_VERSION, writes the file anew with
 
     python -m tests.protocol.vectors --write
@@ -96,7 +96,7 @@ from tests.protocol.entry_vectors import entry_vectors
 from tests.protocol.manifest_vector import MANIFEST as MANIFEST
 from tests.protocol.manifest_vector import SIGNER as SIGNER
 
-PATH = Path(__file__).parent.parent / "vectors" / "wire-v3.json"
+PATH = Path(__file__).parent.parent / "vectors" / "wire-v4.json"
 
 OTHER = Ed25519Signer(bytes(range(32, 64)))
 PEERS = tuple(sorted((SIGNER.peer_id, OTHER.peer_id)))

@@ -33,7 +33,8 @@ from torch import nn
 
 from protocol.manifest import InnerSpec, ModelSpec, OuterSpec, RunManifest, Setting
 from tests.training.replicas import small_manifest
-from training.data.corpus import BlockDataset, open_corpus, pin_corpus
+from training.data.corpus import open_corpus, pin_corpus
+from training.data.sampling import Dataset
 from training.device.inner import (
     accumulate_gradient,
     apply_gradient,
@@ -113,7 +114,7 @@ def lease(round_index: int, replica: int, step: int) -> np.ndarray:
     return np.arange(first, first + INNER.batch)
 
 
-def train_swarm(manifest: RunManifest, dataset: BlockDataset) -> nn.Module:
+def train_swarm(manifest: RunManifest, dataset: Dataset) -> nn.Module:
     context = tokens_per_sample(manifest)
 
     def train(session: MemorySession) -> nn.Module:
@@ -134,7 +135,7 @@ def train_swarm(manifest: RunManifest, dataset: BlockDataset) -> nn.Module:
     return models[0]
 
 
-def train_apart(manifest: RunManifest, dataset: BlockDataset, replicas: list[int]) -> nn.Module:
+def train_apart(manifest: RunManifest, dataset: Dataset, replicas: list[int]) -> nn.Module:
     """One model; each step's batch is that of all `replicas` together."""
     context, steps = tokens_per_sample(manifest), manifest.inner.inner_steps
     model = build_model(manifest)

@@ -26,7 +26,8 @@ from protocol.identity import PeerId
 from protocol.leases import Lease
 from protocol.manifest import RunManifest
 from sim.methods.compare_main import run_swarm
-from training.data.corpus import Dataset, open_corpus
+from training.data.corpus import open_corpus
+from training.data.sampling import Dataset
 from training.device.inner import accumulate_gradient, make_optimizer, validation_loss
 from training.evaluation.yardstick import model_of
 from training.loop.diloco import DiLoCo

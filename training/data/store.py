@@ -6,9 +6,10 @@
     blocks.bin       the BLAKE3 digest of each block: of tokens.bin, then of documents.bin
     tokenizer.json   the tokenizer, unless the tokens are bytes
 
-Both parts of tokens.bin are filled up with the end-of-document token to whole blocks, documents.bin
-with zeros. Blocks have 1 MiB, those of a small text 64 KiB: a small text, too, needs some blocks to
-train on and some to hold out. The root is the Merkle root over blocks.bin.
+Training tokens are filled up to whole blocks with those at their beginning, so that nobody trains
+on nothing; held-out tokens with the end-of-document token, documents.bin with zeros. Blocks have 1
+MiB, those of a small text 64 KiB: a small text, too, needs some blocks to train on and some to hold
+out. The root is the Merkle root over blocks.bin.
 """
 
 import json
@@ -30,6 +31,7 @@ from protocol.errors import CorpusError
 from protocol.grid import merkle_root
 from protocol.limits import KIB, MIB
 from training.files.durable import fsync_file, fsync_folder, replace_durably
+from training.numeric import Tokens as Tokens
 
 FORMAT = 1
 BLOCK_BYTES = MIB
@@ -47,8 +49,6 @@ _HELD_OUT_TOKENS, _HELD_OUT_DOCUMENTS = "held_out_tokens.bin", "held_out_documen
 _DIGEST_BYTES = 32
 _OFFSET_BYTES = 8
 _DTYPES: dict[int, DTypeLike] = {1: "<u1", 2: "<u2", 4: "<u4"}
-
-Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -373,7 +373,9 @@ class StoreWriter:
         end = np.array([tokenizer.end_of_document], _DTYPES[self._token_bytes]).tobytes()
         token_bytes = [size.tokens * self._token_bytes for size in sizes]
         with _cut_to(making / _TOKENS, token_bytes[0]) as file:
-            _fill(file, block_bytes, end)
+            _fill(
+                file, block_bytes, _first_bytes(making / _TOKENS, min(token_bytes[0], block_bytes))
+            )
             _append_file(file, making / _HELD_OUT_TOKENS, token_bytes[1])
             _fill(file, block_bytes, end)
         offset_bytes = [size.offsets * _OFFSET_BYTES for size in sizes]
@@ -433,7 +435,12 @@ def publish(folder: Path) -> bool:
 def _fill(file: BinaryIO, block_bytes: int, unit: bytes) -> None:
     """Fill a file up to a whole number of blocks."""
     missing = -file.tell() % block_bytes
-    file.write(unit * (missing // len(unit)))
+    file.write((unit * (missing // len(unit) + 1))[:missing])
+
+
+def _first_bytes(path: Path, num_bytes: int) -> bytes:
+    with path.open("rb") as file:
+        return file.read(num_bytes)
 
 
 def _append_file(file: BinaryIO, path: Path, num_bytes: int) -> None:

@@ -17,13 +17,13 @@ from typing import TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn import functional
 
 from protocol.errors import CheckpointError, ConfigError, StateError
 from protocol.manifest import InnerSpec, RunManifest
 from training.device.device import Device
+from training.numeric import Tokens
 
 _ELEMENT_WISE = ("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer")
 """Moments of torch's optimizers that have the shape of their parameter."""
@@ -77,7 +77,7 @@ def make_optimizer(model: nn.Module, inner: InnerSpec) -> torch.optim.Optimizer:
     )
 
 
-def batch_loss(model: nn.Module, windows_BW: NDArray[np.uint8] | torch.Tensor) -> torch.Tensor:
+def batch_loss(model: nn.Module, windows_BW: Tokens | torch.Tensor) -> torch.Tensor:
     """Mean cross-entropy, nats per byte, of predicting each byte of the windows but the first."""
     if isinstance(windows_BW, np.ndarray):
         # int64 is what embeddings want, and a copy: windows may lie in a read-only mapping.
@@ -91,7 +91,7 @@ def batch_loss(model: nn.Module, windows_BW: NDArray[np.uint8] | torch.Tensor) -
 def accumulate_gradient(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    windows_BW: NDArray[np.uint8] | torch.Tensor,
+    windows_BW: Tokens | torch.Tensor,
     *,
     sam_radius: float = 0.0,
     micro_batch: int | None = None,
@@ -135,7 +135,7 @@ def _uphill(model: nn.Module, radius: float) -> Iterator[None]:
 def _accumulate(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    windows_BW: NDArray[np.uint8] | torch.Tensor,
+    windows_BW: Tokens | torch.Tensor,
     micro_batch: int | None,
     autocast: Callable[[], AbstractContextManager[object]],
 ) -> float:
@@ -287,7 +287,7 @@ class MicroBatch:
         optimizer.zero_grad()
 
     def gradient(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, windows_BW: NDArray[np.uint8]
+        self, model: nn.Module, optimizer: torch.optim.Optimizer, windows_BW: Tokens
     ) -> float:
         """`accumulate_gradient` of the whole batch; again with half the size if memory is refused.
 
@@ -347,7 +347,7 @@ def _tell_nobody(done: int) -> None:
 
 def validation_loss(
     model: nn.Module,
-    windows_BW: NDArray[np.uint8],
+    windows_BW: Tokens,
     batch_windows: int = 64,
     *,
     tell: Callable[[int], None] = _tell_nobody,
@@ -370,7 +370,7 @@ def validation_loss(
 
 def finite_loss(
     model: nn.Module,
-    windows_BW: NDArray[np.uint8],
+    windows_BW: Tokens,
     batch_windows: int,
     *,
     tell: Callable[[int], None] = _tell_nobody,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from protocol.errors import ConfigError
 
-_VOCABULARY = 256
+_TOP_K_MAX = 1 << 20
 _TEMPERATURE_MAX = 100.0
 """Above it every byte is as likely as any other."""
 
@@ -28,7 +28,7 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0.0 <= self.temperature <= _TEMPERATURE_MAX:
             raise ConfigError(f"temperature {self.temperature} is not within 0..{_TEMPERATURE_MAX}")
-        if not 0 <= self.top_k <= _VOCABULARY:
-            raise ConfigError(f"top-k {self.top_k} is not within 0..{_VOCABULARY}")
+        if not 0 <= self.top_k <= _TOP_K_MAX:
+            raise ConfigError(f"top-k {self.top_k} is not within 0..{_TOP_K_MAX}")
         if not 0 <= self.seed <= _SEED_MAX:
             raise ConfigError(f"seed {self.seed} is not within 0..{_SEED_MAX}")

@@ -14,7 +14,8 @@ from training.channel.child_process import (
     set_thread_budget,
 )
 from training.channel.manifest_file import read_manifest
-from training.data.corpus import Dataset, open_corpus
+from training.data.corpus import open_corpus
+from training.data.sampling import Dataset
 
 EXIT_FAILED = 1
 

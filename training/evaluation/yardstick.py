@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from protocol.errors import StateError
 from protocol.manifest import RunManifest
-from training.data.corpus import Dataset
+from training.data.sampling import Dataset
 from training.device.inner import (
     accumulate_gradient,
     apply_gradient,
@@ -26,6 +26,7 @@ from training.device.inner import (
 from training.evaluation import Sampling
 from training.loop.idle_validation import VALIDATION_WINDOWS
 from training.models.building import build_model, tokens_per_sample, write_fragments
+from training.numeric import Tokens
 
 YARDSTICK_WINDOWS = 1024
 """Held-out windows behind the numbers of methods that are compared."""
@@ -39,12 +40,12 @@ class Point:
     loss: float
 
 
-def held_out(manifest: RunManifest, dataset: Dataset) -> NDArray[np.uint8]:
+def held_out(manifest: RunManifest, dataset: Dataset) -> Tokens:
     """The large fixed sample of held-out text."""
     return dataset.held_out_windows(YARDSTICK_WINDOWS, tokens_per_sample(manifest))
 
 
-def curve_sample(manifest: RunManifest, dataset: Dataset) -> NDArray[np.uint8]:
+def curve_sample(manifest: RunManifest, dataset: Dataset) -> Tokens:
     """What nodes measure their anchors on after each round: with another sample a curve would end
     at one number, and the sentence about it would tell another."""
     return dataset.held_out_windows(VALIDATION_WINDOWS, tokens_per_sample(manifest))
@@ -95,11 +96,11 @@ _START = b"\n"
 
 
 def generate(
-    model: nn.Module, prompt: bytes, num_bytes: int, sampling: Sampling
+    model: nn.Module, prompt: Sequence[int], num_tokens: int, sampling: Sampling
 ) -> Generator[int, None, None]:
-    """`num_bytes` sampled bytes that continue `prompt`, each as soon as it is drawn.
+    """`num_tokens` sampled tokens that continue `prompt`, each as soon as it is drawn.
 
-    The model sees the last `model.context` bytes. Equal arguments give equal bytes on one machine
+    The model sees the last `model.context` tokens. Equal arguments give equal tokens on one machine
     and device. The model's mode is put back at the end. Raises StateError for weights that predict
     nothing.
     """
@@ -111,13 +112,13 @@ def generate(
     was_training = model.training
     model.eval()
     try:
-        for _ in range(num_bytes):
-            # Not around the loop: between two bytes our caller runs, whose gradients are its own.
+        for _ in range(num_tokens):
+            # Not around the loop: between two tokens our caller runs, whose gradients are its own.
             with torch.no_grad():
                 logits_V = model(torch.tensor([window], device=device))[0, -1]
-                byte = _draw(logits_V.to("cpu", torch.float64), sampling, generator)
-            window = [*window, byte][-context:]
-            yield byte
+                token = _draw(logits_V.to("cpu", torch.float64), sampling, generator)
+            window = [*window, token][-context:]
+            yield token
     finally:
         model.train(was_training)
 

@@ -29,6 +29,7 @@ from training.models.building import (
     write_fragment,
     write_fragments,
 )
+from training.numeric import Tokens
 
 VALIDATION_WINDOWS = 128
 """Held-out windows per validation: fixed, so that curves of all nodes and rounds compare."""
@@ -50,7 +51,7 @@ class HeldOut:
     model: nn.Module
     shard: ShardSpec
     micro_batch: MicroBatch
-    windows_BW: NDArray[np.uint8]
+    windows_BW: Tokens
 
     @property
     def at_once(self) -> int:
@@ -62,7 +63,7 @@ def anchor_loss(
     model: nn.Module,
     shard: ShardSpec,
     anchors: Sequence[NDArray[np.float32]],
-    held_out_BW: NDArray[np.uint8],
+    held_out_BW: Tokens,
     *,
     batch_windows: int = _BATCH,
 ) -> float:

@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from blake3 import blake3
-from numpy.typing import NDArray
 from torch import nn
 from typing_extensions import override
 
@@ -41,6 +40,7 @@ from training.device.inner import accumulate_gradient, apply_gradient, load_opti
 from training.loop.diloco import RoundWatcher
 from training.loop.inner_state import Recalled
 from training.models.building import read_fragments, write_fragment
+from training.numeric import Tokens
 from training.numeric.arithmetic import joined
 
 MOMENT_NAMES = ("exp_avg", "exp_avg_sq")
@@ -56,7 +56,7 @@ KERNELS_BY = (
 """Variables by which a user has libraries take other kernels than the processor's: of two equal
 machines one trains to other bits where it alone has MKL_CBWR=COMPATIBLE."""
 
-Batches = Callable[[Lease, int], NDArray[np.uint8]]
+Batches = Callable[[Lease, int], Tokens]
 """The windows (B, W) of a local step of somebody's lease."""
 
 

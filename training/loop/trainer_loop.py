@@ -20,7 +20,8 @@ from training.audits.traces import TRACES_FOLDER, TraceFolder, run_audit
 from training.channel.exchange import Contribution, RunStart, Stopwatch, Ticket, Turn
 from training.channel.frames import Audit, Progress, Ready, Reopen
 from training.channel.trainer_end import ChannelExchange, RunsAudits
-from training.data.corpus import Dataset, lease_samples, open_corpus
+from training.data.corpus import open_corpus
+from training.data.sampling import Dataset, lease_samples
 from training.device.device import AUTO, Device, open_device
 from training.device.inner import (
     MicroBatch,
@@ -37,6 +38,7 @@ from training.loop.idle_validation import (
 from training.loop.inner_state import InnerFolder
 from training.loop.traced_inner import RoundTracer, TorchSegments, device_class, fix_order
 from training.models.building import build_model, tokens_per_sample
+from training.numeric import Tokens
 
 logger = logging.getLogger(__name__)
 
@@ -53,6 +55,9 @@ class TrainerOptions:
 
     model_file: Path | None = None
     """Where the file lies that the manifest names, where it names one in place of a model."""
+
+    corpus: Path | None = None
+    """The folder of the run's token store; None where this machine has its text by itself."""
 
     inner_folder: Path | None = None
     """Where the transaction of each round is kept, of this shard alone; None keeps none, and a
@@ -98,7 +103,7 @@ def train(manifest: RunManifest, exchange: ChannelExchange, options: TrainerOpti
     device = open_device(options.device)
     if manifest.audits.rate:
         fix_order()
-    dataset = open_corpus(manifest.corpus)
+    dataset = open_corpus(manifest.corpus, options.corpus)
     held_out_BW = dataset.held_out_windows(VALIDATION_WINDOWS, tokens_per_sample(manifest))
     model, micro_batch, optimizer = _set_up(manifest, options, device)
     parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -191,7 +196,7 @@ class Auditor:
         """What names the end that the segment came to; empty where it cannot tell."""
         return run_audit(self._manifest, frame, self._traces, self._segments)
 
-    def _batch(self, lease: Lease, step: int) -> NDArray[np.uint8]:
+    def _batch(self, lease: Lease, step: int) -> Tokens:
         samples_B = lease_samples(batch_lease(self._manifest, lease, step))
         return self._dataset.windows(samples_B, tokens_per_sample(self._manifest))
 
@@ -238,7 +243,7 @@ def _step(diloco: DiLoCo, loss: float, device: Device) -> None:
         raise
 
 
-def _next_batch(manifest: RunManifest, dataset: Dataset, diloco: DiLoCo) -> NDArray[np.uint8]:
+def _next_batch(manifest: RunManifest, dataset: Dataset, diloco: DiLoCo) -> Tokens:
     batch = manifest.inner.batch
     part = part_of_lease(diloco.lease, diloco.local_step * batch, batch)
     if lease_size(part) < batch:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.parameter import UninitializedParameter
 
-from protocol.errors import BarnraiseError, ConfigError, ManifestMismatch
+from protocol.errors import BarnraiseError, ConfigError, ManifestError, ManifestMismatch
 from protocol.grid import ShardSpec, TensorSpec
 from protocol.manifest import ModelSpec, RunManifest
 from training.device.inner import is_out_of_memory
@@ -37,6 +37,7 @@ from training.models.genesis import (
     file_digest,
     genesis_weights,
     named_model_file,
+    vocabulary_of,
 )
 from training.numeric import Registry
 
@@ -390,31 +391,33 @@ def build_from_file(file: ModelFile, model: ModelSpec) -> nn.Module:
     return built
 
 
-def check_forward(model: nn.Module, context: int) -> None:
-    """Raise ConfigError unless `model` maps (B, T) bytes to (B, T, 256) logits, T the context."""
+def check_forward(model: nn.Module, context: int, vocab_size: int = VOCABULARY) -> None:
+    """Raise ConfigError unless `model` maps (B, T) tokens to (B, T, V) logits, T the context."""
     with torch.no_grad():
         logits = model(torch.zeros(2, context, dtype=torch.int64))
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if shape != (2, context, VOCABULARY):
-        wanted = (2, context, VOCABULARY)
+    wanted = (2, context, vocab_size)
+    if shape != wanted:
         is_tensor = isinstance(logits, torch.Tensor)
-        why = "each predicts the next of 256 byte values" if is_tensor else "return a tensor alone"
+        kinds = "byte values" if vocab_size == VOCABULARY else "tokens"
+        why = f"each predicts the next of {vocab_size} {kinds}"
+        why = why if is_tensor else "return a tensor alone"
         raise ConfigError(f"the model must give logits of shape {wanted}, it gave {shape}: {why}")
 
 
-def check_backward(model: nn.Module, context: int) -> tuple[str, ...]:
+def check_backward(model: nn.Module, context: int, vocab_size: int = VOCABULARY) -> tuple[str, ...]:
     """The parameters that no gradient reaches. Raises ConfigError where none reaches any.
 
     For a model that `check_forward` has passed.
     """
-    bytes_BT = torch.arange(context).remainder(VOCABULARY).unsqueeze(0)
-    logits_BTV = model.train()(bytes_BT).float()
+    tokens_BT = torch.arange(context).remainder(vocab_size).unsqueeze(0)
+    logits_BTV = model.train()(tokens_BT).float()
     if not logits_BTV.requires_grad:
         raise ConfigError(
             "the model cannot be trained: its logits carry no gradient. Does forward run under "
             "no_grad or inference_mode, or detach what it computes?"
         )
-    functional.cross_entropy(logits_BTV.flatten(0, 1), bytes_BT.flatten()).backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
+    functional.cross_entropy(logits_BTV.flatten(0, 1), tokens_BT.flatten()).backward()  # type: ignore[no-untyped-call]  # torch leaves it unannotated
     return tuple(name for name, one in model.named_parameters() if one.grad is None)
 
 
@@ -425,8 +428,8 @@ class ModelFactory(Protocol):
     """SEAM: makes a module from its settings; called once by the trainer, at its start.
 
     The parameters of the module have exactly the names and shapes of `SCHEMAS[name]`; their values
-    may be anything, the caller fills them in. `forward` takes byte values (B, T), int64, and
-    returns logits (B, T, 256).
+    may be anything, the caller fills them in. `forward` takes tokens (B, T), int64, and returns
+    logits (B, T, V), V the vocabulary that the settings say (`vocabulary_of`).
     """
 
     def __call__(self, model: ModelSpec) -> nn.Module:
@@ -445,6 +448,11 @@ def build_model(
     `model_file` is where the file lies that the manifest names, if it names one. Raises ConfigError
     for another file or none, before anything of it runs, and what its own code raises.
     """
+    if manifest.corpus.vocab_size > vocabulary_of(manifest.model):
+        raise ManifestError(
+            f"the run's text has {manifest.corpus.vocab_size} kinds of tokens, and its model reads "
+            f"{vocabulary_of(manifest.model)}"
+        )
     if manifest.model.name == MODEL_FILE:
         model = build_from_file(named_model_file(model_file, manifest.model), manifest.model)
         check_parameters(model, manifest, shard)
@@ -553,24 +561,25 @@ class _Block(nn.Module):
 
 
 class Gpt(nn.Module):
-    """Byte-level GPT: pre-norm, learned positions, output tied to the embedding.
+    """GPT: pre-norm, learned positions, output tied to the embedding.
 
-    Settings: width, layers, heads (divides width), context (most positions of one call).
+    Settings: width, layers, heads (divides width), context (most positions of one call), and
+    vocab_size where tokens are not bytes.
     """
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         shape = GptShape.of(model)
         self.context = shape.context
-        self.embedding = _Matrix(VOCABULARY, shape.width)
+        self.embedding = _Matrix(shape.vocabulary, shape.width)
         self.positions = _Matrix(shape.context, shape.width)
         self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width)
 
-    def forward(self, bytes_BT: Tensor) -> Tensor:
-        """Logits (B, T, 256) of the byte after each position; T is at most `context`."""
-        x_BTC = functional.embedding(bytes_BT, self.embedding.weight)
-        x_BTC = x_BTC + self.positions.weight[: bytes_BT.shape[1]]
+    def forward(self, tokens_BT: Tensor) -> Tensor:
+        """Logits (B, T, V) of the token after each position; T is at most `context`."""
+        x_BTC = functional.embedding(tokens_BT, self.embedding.weight)
+        x_BTC = x_BTC + self.positions.weight[: tokens_BT.shape[1]]
         for block in self.blocks:
             x_BTC = block(x_BTC)
         logits_BTV: Tensor = self.embedding(self.norm(x_BTC))

@@ -30,11 +30,14 @@ _BLOCK = re.compile(r"(?:[^.]+\.)+?[0-9]{1,9}(?=\.)")
 """What the tensors of one block of a model have in common: `blocks.3` of `blocks.3.norm.weight`."""
 
 VOCABULARY = 256
-"""The built-in model reads bytes."""
+"""Of a model that does not say how many kinds of tokens it reads: bytes."""
+
+VOCABULARY_SETTING = "vocab_size"
 
 _LAYERS_MAX = 1024
 _WIDTH_MAX = 65_536
 _CONTEXT_MAX = 1 << 20
+_VOCABULARY_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +143,14 @@ def setting_int(model: ModelSpec, name: str, most: int) -> int:
     return value
 
 
+def vocabulary_of(model: ModelSpec) -> int:
+    """Of how many kinds of tokens the model gives logits. Raises ManifestError for a number that
+    is none."""
+    if all(setting.name != VOCABULARY_SETTING for setting in model.settings):
+        return VOCABULARY
+    return setting_int(model, VOCABULARY_SETTING, _VOCABULARY_MAX)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GptShape:
     """The settings of a GPT, checked."""
@@ -148,6 +159,7 @@ class GptShape:
     layers: int
     heads: int
     context: int
+    vocabulary: int
 
     @classmethod
     def of(cls, model: ModelSpec) -> "GptShape":
@@ -157,6 +169,7 @@ class GptShape:
             layers=setting_int(model, "layers", _LAYERS_MAX),
             heads=setting_int(model, "heads", _WIDTH_MAX),
             context=setting_int(model, "context", _CONTEXT_MAX),
+            vocabulary=vocabulary_of(model),
         )
         if shape.width % shape.heads:
             raise ManifestError(f"model {model.name}: heads does not divide width")
@@ -198,7 +211,7 @@ these have more or wider layers than models of words of the same size."""
 
 
 def gpt_schema(model: ModelSpec) -> dict[str, Initial]:
-    """Parameters of the byte-level GPT of `training.models.building`."""
+    """Parameters of the GPT of `training.models.building`."""
     shape = GptShape.of(model)
     width = shape.width
     into = _spread(width)
@@ -206,7 +219,7 @@ def gpt_schema(model: ModelSpec) -> dict[str, Initial]:
     # with depth (GPT-2, section 2.3).
     branch = _spread(width * 2 * shape.layers)
     parameters = {
-        "embedding.weight": Initial((VOCABULARY, width), spread=into),
+        "embedding.weight": Initial((shape.vocabulary, width), spread=into),
         "positions.weight": Initial((shape.context, width), spread=into),
         "norm.weight": Initial((width,), center=1.0),
     }

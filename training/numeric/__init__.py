@@ -4,9 +4,15 @@ component that has a name in one is tested and benched by it."""
 from collections.abc import Callable, Iterator, Mapping
 from typing import Generic, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from protocol.errors import ConfigError
 
 T = TypeVar("T")
+
+Tokens = NDArray[np.uint8] | NDArray[np.uint16] | NDArray[np.uint32]
+"""Numbers of tokens, of whatever shape, in the dtype that a token store has them in."""
 
 
 class Registry(Mapping[str, Callable[..., T]], Generic[T]):

@@ -5,17 +5,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from blake3 import blake3
 
-from protocol.grid import merkle_root
 from protocol.limits import LEASE_INTERVALS_MAX
-from protocol.manifest import CorpusSpec
 from protocol.messages import Commit, Interval, SealClock, SealValue
 from protocol.rounds import roster as rosters
 from protocol.rounds.chain import num_forgotten, num_in_flight
 from protocol.rounds.roster import ClockRules, ListedContribution, next_clock
 from tests.node.builders import commit_body, head_of, peers_named
-from training.data.corpus import BlockDataset
+from tests.training.data.random_corpus import random_blocks
+from training.data.sampling import SampledBlocks
 
 EACH = 20
 RULES = ClockRules(samples_each=EACH, rounds=10**6, tokens=0, tokens_each=16)
@@ -120,16 +118,7 @@ def test_returned_leases_that_touch_are_one_before_anything_is_forgotten():
 
 @pytest.mark.parametrize("lag", [1, 2])
 def test_late_returns_use_no_window_twice_in_an_epoch(lag, seed):
-    blocks = [blake3(f"block {index}".encode()).digest(length=1024) for index in range(20)]
-    spec = CorpusSpec(
-        name="random",
-        digest=merkle_root([blake3(block).digest() for block in blocks]),
-        num_blocks=20,
-        block_bytes=1024,
-        held_out_every=5,
-        permutation_seed=seed,
-    )
-    dataset = BlockDataset(spec, blocks)
+    dataset = SampledBlocks(*random_blocks(seed=seed))
     epoch = dataset.samples_per_epoch(CONTEXT)
     choose = random.Random(f"{seed}/epochs")
     swarm = Swarm(7, lag=lag)

@@ -145,7 +145,7 @@ def test_weights_that_predict_nothing_are_named(logit):
         ({"temperature": math.nan}, "temperature nan"),
         ({"temperature": math.inf}, "temperature inf"),
         ({"top_k": -1}, "top-k -1"),
-        ({"top_k": 257}, "top-k 257"),
+        ({"top_k": (1 << 20) + 1}, "top-k 1048577"),
         ({"seed": -1}, "seed -1"),
         ({"seed": 2**63}, "seed 9223372036854775808"),
     ],
