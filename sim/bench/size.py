@@ -399,13 +399,13 @@ class SizeRun:
                 await self._until(swarm, told, SETTLING_ROUNDS)
                 for name, one in told.items():
                     one.first, one.num_sealed = len(one.rounds) - 1, len(one.sealed)
-                    one.seldom.look(story.nodes[name].folder)
+                    one.seldom.look(story.nodes[name].state)
                     one.seldom.counts.clear()
                     one.written_bytes = written_bytes(_pids(story.nodes[name]))
                 for number in range(1, self._options.rounds + 1):
                     await self._until(swarm, told, number)
                     for name, one in told.items():
-                        folder = story.nodes[name].folder
+                        folder = story.nodes[name].state
                         one.seldom.look(folder)
                         one.disk_bytes = max(one.disk_bytes, held_bytes(folder))
                     self._tell(f"round {number} of {self._options.rounds}")

@@ -1,11 +1,15 @@
 """States of own rounds on the disk: what is found there is what its root says, or nothing."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import msgpack
+import numpy as np
 import pytest
 
+from node.settings.footprint import trace_bytes
+from protocol.auditing.audit_rounds import FETCHED_WITHIN, SUSPECT_RATE
 from protocol.errors import CheckpointError
 from protocol.grid import EMPTY_ROOT, cell_root
 from protocol.manifest import AuditSpec
@@ -13,14 +17,17 @@ from protocol.segments import (
     TRACES_KEPT,
     SegmentPlace,
     SegmentState,
+    Vector,
     WorkKind,
     cells_of,
     kept_states,
+    nothing_left,
     root_of,
 )
 from tests.training.audits.test_segments import LAYOUT, MANIFEST, state
 from training.audits.traces import StoredCells, TraceFolder, read_trace_names, reopen
 from training.channel.exchange import TraceRoots
+from training.models.genesis import shard_spec
 
 SEGMENTS = MANIFEST.audits.segments
 ALL = replace(MANIFEST, audits=AuditSpec(rate=1.0))
@@ -215,6 +222,46 @@ def test_file_that_says_what_is_open_is_all_or_nothing(rare, tmp_path):
     for garbage in (*torn, *map(msgpack.packb, no_segments)):
         path.write_bytes(garbage)
         assert rare.still_open(3) is None
+
+
+WHOLE_BYTES = 138.5
+"""Per parameter, what audits took of the disk while all states of all rounds were kept."""
+
+
+@pytest.mark.parametrize("fragments", [1, 4])
+def test_disk_is_what_check_says_and_in_fragments_half_of_what_it_was(
+    fragments: int, seed: int, tmp_path: Path
+) -> None:
+    """As a round ends, at the usual rate, with as many draws as many auditors make."""
+    shards = (shard_spec(MANIFEST.model, fragments=fragments),)
+    manifest = replace(MANIFEST, shards=shards, audits=AuditSpec(rate=0.2))
+    layout, segments = manifest.layout(0), manifest.audits.segments
+    luck = np.random.default_rng(seed)
+
+    def vector(numel: int = layout.numel) -> Vector:
+        return luck.standard_normal(numel, dtype=np.float32)
+
+    traces, anchor_N, weights_N = TraceFolder(tmp_path, manifest), vector(), vector()
+    moments, taken = (vector(), vector()), []
+    for index in range(1, 97):
+        weights_N, anchor_N = weights_N.copy(), anchor_N.copy()
+        synced = layout.fragment_of(index - 1)
+        span = layout.fragment_span(synced)
+        anchor_N[span] = weights_N[span] = vector(layout.fragment_numels[synced])
+        writer = traces.writer(place_of(index), anchor_N)
+        writer.add(SegmentState(weights_N, moments, index - 1, nothing_left(layout)))
+        for _ in range(segments):
+            weights_N, moments = vector(), (vector(), vector())
+            writer.add(SegmentState(weights_N, moments, index, nothing_left(layout)))
+        writer.close(vector(layout.fragment_numels[layout.fragment_of(index)]))
+        taken.append(sum(path.stat().st_size for path in tmp_path.glob("*.cells")))
+        is_drawn = luck.random() < 1.0 - math.exp(-SUSPECT_RATE)
+        drawn = (int(luck.integers(segments)), segments) if is_drawn else ()
+        traces.close(index - 1, still_open=drawn)
+        traces.close(index - 2 - FETCHED_WITHIN, still_open=())
+    mean = np.mean(taken[TRACES_KEPT:])
+    assert mean == pytest.approx(trace_bytes(manifest), rel=0.1)
+    assert mean / layout.numel < WHOLE_BYTES * (0.5 if fragments > 1 else 0.75)
 
 
 def test_newest_round_is_kept_whole_though_it_is_closed(rare):
