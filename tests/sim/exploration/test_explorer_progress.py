@@ -75,13 +75,13 @@ def plan(*acts: Beat, **fields) -> WaitingPlan:
         ),
         pytest.param(
             looser.each_waits_for_whom_it_hears,
-            plan(Beat(STEP, "A"), mute=True),
-            NAMED,
+            plan(Beat(STEP, "A"), mute=True, place=1),
+            HELD,
             id="each waits alone",
         ),
         pytest.param(
             looser.haves_are_owed_whoever_is_missing,
-            plan(Beat(STEP, "A"), mute=True, place=2, cells=1),
+            plan(Beat(LONG, "A"), Beat(NOTHING), mute=True, cells=1),
             NAMED,
             id="HAVEs are owed whoever is missing",
         ),
@@ -99,7 +99,7 @@ def plan(*acts: Beat, **fields) -> WaitingPlan:
         ),
         pytest.param(
             looser.each_judges_by_its_own_deadline,
-            plan(Beat(COMMIT), Beat(STEP, "A"), mute=True, place=2, cells=1),
+            plan(Beat(LONG, "A"), Beat(NOTHING), mute=True, cells=1),
             NAMED,
             id="each judges by its own deadline",
         ),
