@@ -116,6 +116,7 @@ def test_split_does_not_depend_on_what_else_there_is(tmp_path: Path) -> None:
     assert held_out.isdisjoint(documents_of(tmp_path / "one"))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("context", [0, 256])
 def test_threads_change_no_byte(tmp_path: Path, tokenizer: FileTokenizer, context: int) -> None:
     sources = write_mixed(tmp_path / "in")
@@ -130,6 +131,7 @@ class _Killed(Exception):
     pass
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("context", [0, 256])
 def test_pack_that_is_interrupted_again_and_again_gives_the_same_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: FileTokenizer, context: int
@@ -208,6 +210,7 @@ def test_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "in" / UNFINISHED).exists()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("share", [1e-12, 1 - 1e-9])
 @pytest.mark.parametrize("count", [2, 3, 40])
 def test_small_text_has_both_parts_whatever_the_share(
