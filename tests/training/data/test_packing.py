@@ -328,6 +328,17 @@ def test_torn_journal_is_told_with_what_to_delete(tmp_path: Path) -> None:
         pack_into(tmp_path / "s", write_mixed(tmp_path / "in"))
 
 
+def test_long_names_in_the_sources_do_not_make_a_store_that_nobody_can_open(
+    tmp_path: Path,
+) -> None:
+    names = json.dumps({"n" * 3_000_000: 1})
+    content = as_jsonl(texts_of(1, 5)) + names.encode() + b"\n"
+    (tmp_path / "a.jsonl").write_bytes(content)
+    pack_into(tmp_path / "s", [SourceSpec(str(tmp_path / "a.jsonl"))])
+    assert (tmp_path / "s" / "corpus.json").stat().st_size < 4000
+    TokenStore.open(tmp_path / "s")
+
+
 def test_facts_name_no_folder_of_this_machine(tmp_path: Path) -> None:
     facts = pack_into(tmp_path / "s", write_mixed(tmp_path / "in"))
     assert str(tmp_path) not in json.dumps(facts.made)
