@@ -207,7 +207,7 @@ def _is_said(context: typer.Context, name: str) -> bool:
 @contextmanager
 def progress_bars() -> Iterator[tuple[Callable[[str], None], Callable[[int, int], None]]]:
     """Bars on standard error where that is a terminal, and nothing elsewhere: what begins one of a
-    name, and what tells how much of how much of it is done."""
+    name, and what tells how much of how much of it is done (of 0 where nobody knows)."""
     from rich.progress import Progress, TaskID
 
     from node.text.terminal import PeopleConsole
@@ -219,6 +219,6 @@ def progress_bars() -> Iterator[tuple[Callable[[str], None], Callable[[int, int]
             tasks.append(progress.add_task(name, total=None))
 
         def tell(done: int, total: int) -> None:
-            progress.update(tasks[-1], completed=done, total=total)
+            progress.update(tasks[-1], completed=done, total=total or None)
 
         yield begin, tell

@@ -6,13 +6,16 @@ from pathlib import Path
 from typing import NoReturn
 
 from protocol.errors import CorpusError
-from protocol.limits import MIB
+from protocol.limits import KIB, MIB
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{{ message.content }}<|im_end|>\n{% endfor %}"
 )
-_BYTES_MAX = MIB
+_BYTES_MAX = 64 * KIB
+"""A store keeps its template in `corpus.json`, which has a bound; known ones have 5 KB."""
+
+_FILE_BYTES_MAX = MIB
 
 
 def read_template(where: str) -> str:
@@ -24,9 +27,9 @@ def read_template(where: str) -> str:
         return CHATML
     try:
         with Path(where).expanduser().open("rb") as file:
-            text = file.read(_BYTES_MAX + 1).decode("utf-8")
-        if len(text) > _BYTES_MAX:
-            raise CorpusError(f"the chat template {where} has more than {_BYTES_MAX // MIB} MiB")
+            text = file.read(_FILE_BYTES_MAX + 1).decode("utf-8")
+        if len(text) > _FILE_BYTES_MAX:
+            raise CorpusError(f"{where} has more than {_FILE_BYTES_MAX // MIB} MiB")
         if where.endswith(".json"):
             text = json.loads(text)["chat_template"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
@@ -36,6 +39,8 @@ def read_template(where: str) -> str:
         ) from None
     if not isinstance(text, str):
         raise CorpusError(f"the chat_template of {where} is no text")
+    if len(text.encode("utf-8", "surrogatepass")) > _BYTES_MAX:
+        raise CorpusError(f"the chat template {where} has more than {_BYTES_MAX // KIB} KiB")
     return text
 
 

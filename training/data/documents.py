@@ -11,13 +11,13 @@ at which Python's parser gives up differs between releases.
 """
 
 import csv
-import gzip
 import json
 import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO, cast
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from blake3 import blake3
@@ -43,6 +43,7 @@ EXPANSION_FREE_BYTES = 64 * MIB
 """A compressed file may have so many bytes of text for each of its own; the first ones are free."""
 
 _READ_BYTES = MIB
+_GZIP, _GZIP_READ_BYTES = 31, 64 * KIB
 _BATCH_BYTES = 4 * MIB
 _BATCH_ROWS_MAX = 1024
 _FIELDS_SHOWN = 8
@@ -179,9 +180,9 @@ class _Counted:
 
 
 def _decompressed(file: _Counted, compression: str) -> Chunks:
-    read: Callable[[int], bytes]
+    pieces: Chunks
     if compression == "gz":
-        read = gzip.GzipFile(fileobj=cast("BinaryIO", file), mode="rb").read
+        pieces = _gunzipped(file)
     elif compression == "zst":
         try:
             import pyarrow as pa
@@ -189,15 +190,37 @@ def _decompressed(file: _Counted, compression: str) -> Chunks:
             raise needed_library("pyarrow", "a .zst file") from None
         # It bounds what it decompresses at once and sees a torn end; the stream readers of the
         # zstandard package end there as if the file were whole.
-        read = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd").read
+        stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
+        pieces = iter(partial(stream.read, _READ_BYTES), b"")
     else:
-        read = file.read
+        pieces = iter(partial(file.read, _READ_BYTES), b"")
     total = 0
-    while data := read(_READ_BYTES):
+    for data in pieces:
         total += len(data)
         if compression and total > max(EXPANSION_FREE_BYTES, EXPANSION_MAX * file.num_bytes):
             raise _BadFile(f"file that grows to more than {EXPANSION_MAX} times its size")
         yield data
+
+
+def _gunzipped(file: _Counted) -> Chunks:
+    """The members of a .gz file. Python's own reader takes other steps from release to release, and
+    how much it gives of a file that is torn or grows too far depends on them."""
+    engine = zlib.decompressobj(_GZIP)
+    while data := file.read(_GZIP_READ_BYTES):
+        while data:
+            if engine.eof:
+                data = data.lstrip(b"\0")  # Some programs fill up with zeros behind a member.
+                if not data:
+                    break
+                engine = zlib.decompressobj(_GZIP)
+            piece = engine.decompress(data, _READ_BYTES)
+            data = engine.unused_data if engine.eof else engine.unconsumed_tail
+            if piece:
+                yield piece
+        while piece := b"" if engine.eof else engine.decompress(b"", _READ_BYTES):
+            yield piece
+    if not engine.eof:
+        raise EOFError("it ends within the data")
 
 
 def _plain_line_ends(chunks: Chunks) -> Chunks:

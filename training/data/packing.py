@@ -62,6 +62,8 @@ _JOURNAL, _STDIN = "journal.sqlite", "stdin"
 _BATCH_BYTES = 256 * KIB
 _BATCH_ITEMS = 4096
 _WAITING_BYTES = 4 * MIB
+_DETAIL_CHARACTERS = 300
+_SOURCES_NOTED = 100
 _SAVE_S = 5.0
 _GROUP_TOKENS = 1 << 20
 """Documents are packed to fit in groups of so many tokens: more waste less, and take memory."""
@@ -128,7 +130,8 @@ class _Mark:
 
     def skip(self, bad: BadDocument) -> None:
         self.skipped[bad.reason] = self.skipped.get(bad.reason, 0) + 1
-        self.examples.setdefault(bad.reason, bad.detail)
+        # Names of files and fields are anybody's, and corpus.json has a bound.
+        self.examples.setdefault(bad.reason, bad.detail[:_DETAIL_CHARACTERS])
 
 
 @dataclass(slots=True)
@@ -308,7 +311,9 @@ class _Packing:
         """Make the store of what was written."""
         options, mark = self._options, self._mark
         made: dict[str, object] = {
-            "sources": [[Path(spec.where).name, spec.weight] for spec in options.sources],
+            "sources": [
+                [Path(spec.where).name, spec.weight] for spec in options.sources[:_SOURCES_NOTED]
+            ],
             "skipped": mark.skipped,
             "examples": mark.examples,
             "field": options.form.field,

@@ -40,6 +40,12 @@ def test_file_that_has_no_template_is_refused(tmp_path: Path, content: bytes | N
         read_template(str(path))
 
 
+def test_template_that_no_store_could_keep_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "chat.jinja").write_text("x" * 70_000)
+    with pytest.raises(CorpusError, match="more than 64 KiB"):
+        read_template(str(tmp_path / "chat.jinja"))
+
+
 def test_template_that_is_none_is_refused() -> None:
     with pytest.raises(CorpusError, match="chat template is none"):
         chat_renderer("{% for %}")

@@ -90,6 +90,23 @@ def test_every_document_is_taken_once_and_held_out_by_its_hash(tmp_path: Path) -
     assert [numbers[text] for text in training] == sorted(numbers[text] for text in training)
 
 
+def test_root_of_a_mixed_set_is_the_same_under_every_release_of_python(tmp_path: Path) -> None:
+    sources = write_mixed(tmp_path / "in")
+    # Stored and not compressed: what a compressor makes differs between its versions.
+    text, stored = as_jsonl(texts_of(4, 500)), bytes.fromhex("1f8b08000000000000ff")
+    for start in range(0, len(text), 60_000):
+        part = text[start : start + 60_000]
+        length = len(part).to_bytes(2, "little")
+        stored += b"\0" + length + bytes(255 - byte for byte in length) + part
+    (tmp_path / "in" / "torn.jsonl.gz").write_bytes(stored[:150_000])
+    facts = pack_into(tmp_path / "s", sources)
+    skipped = facts.made["skipped"]
+    assert isinstance(skipped, dict)
+    assert skipped["file that is torn or cannot be read"] == 1
+    assert facts.training.documents > 500
+    assert facts.root == "fda35d8f7f2df8afd5c65b0fff222605a9aa5e7e85ce41b13c18e3abb5e82814"
+
+
 def test_split_does_not_depend_on_what_else_there_is(tmp_path: Path) -> None:
     write_mixed(tmp_path / "in")
     pack_into(tmp_path / "all", [SourceSpec(str(tmp_path / "in"))], held_out_share=0.3)
@@ -99,6 +116,7 @@ def test_split_does_not_depend_on_what_else_there_is(tmp_path: Path) -> None:
     assert held_out.isdisjoint(documents_of(tmp_path / "one"))
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("context", [0, 256])
 def test_threads_change_no_byte(tmp_path: Path, tokenizer: FileTokenizer, context: int) -> None:
     sources = write_mixed(tmp_path / "in")
@@ -113,6 +131,7 @@ class _Killed(Exception):
     pass
 
 
+@pytest.mark.quick(1)
 @pytest.mark.parametrize("context", [0, 256])
 def test_pack_that_is_interrupted_again_and_again_gives_the_same_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tokenizer: FileTokenizer, context: int
@@ -191,6 +210,7 @@ def test_folder_that_is_taken_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "in" / UNFINISHED).exists()
 
 
+@pytest.mark.quick(2)
 @pytest.mark.parametrize("share", [1e-12, 1 - 1e-9])
 @pytest.mark.parametrize("count", [2, 3, 40])
 def test_small_text_has_both_parts_whatever_the_share(
@@ -306,6 +326,17 @@ def test_torn_journal_is_told_with_what_to_delete(tmp_path: Path) -> None:
     (tmp_path / "s" / UNFINISHED / "journal.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(CorpusError, match="delete"):
         pack_into(tmp_path / "s", write_mixed(tmp_path / "in"))
+
+
+def test_long_names_in_the_sources_do_not_make_a_store_that_nobody_can_open(
+    tmp_path: Path,
+) -> None:
+    names = json.dumps({"n" * 3_000_000: 1})
+    content = as_jsonl(texts_of(1, 5)) + names.encode() + b"\n"
+    (tmp_path / "a.jsonl").write_bytes(content)
+    pack_into(tmp_path / "s", [SourceSpec(str(tmp_path / "a.jsonl"))])
+    assert (tmp_path / "s" / "corpus.json").stat().st_size < 4000
+    TokenStore.open(tmp_path / "s")
 
 
 def test_facts_name_no_folder_of_this_machine(tmp_path: Path) -> None:
