@@ -325,6 +325,8 @@ class BlockKeeper:
         room = self.settings.quota_blocks
         for block in self._missing_lease()[: max(0, room - own)]:
             yield block
+        if not self._to_copy:
+            return
         kept = np.count_nonzero(self.held & self._placed) + len(self._extra)
         under_way = sum(block in self._to_copy for block in self._givers.asked)
         left = room - own - int(kept) - under_way
