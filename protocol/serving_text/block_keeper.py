@@ -127,14 +127,6 @@ class BlockKeeper:
         """Blocks of the lease that nobody has given for ten seconds."""
         return frozenset(self._named)
 
-    def known_copies(self, block: int) -> int:
-        """How many members are known to hold a block, this one included, the origin not."""
-        others = (giver for giver in self._givers.peers.values() if giver.peer != MIRROR)
-        count = sum(
-            giver.peer != self.settings.origin and self._holds(giver, block) for giver in others
-        )
-        return count + int(self.held[block])
-
     # Events --------------------------------------------------------------------------------------
 
     def handle(self, event: TextEvent, now_s: float) -> list[TextAction]:
