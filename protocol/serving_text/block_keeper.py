@@ -127,14 +127,6 @@ class BlockKeeper:
         """Blocks of the lease that nobody has given for ten seconds."""
         return frozenset(self._named)
 
-    def known_copies(self, block: int) -> int:
-        """How many members are known to hold a block, this one included, the origin not."""
-        others = (giver for giver in self._givers.peers.values() if giver.peer != MIRROR)
-        count = sum(
-            giver.peer != self.settings.origin and self._holds(giver, block) for giver in others
-        )
-        return count + int(self.held[block])
-
     # Events --------------------------------------------------------------------------------------
 
     def handle(self, event: TextEvent, now_s: float) -> list[TextAction]:
@@ -325,6 +317,8 @@ class BlockKeeper:
         room = self.settings.quota_blocks
         for block in self._missing_lease()[: max(0, room - own)]:
             yield block
+        if not self._to_copy:
+            return
         kept = np.count_nonzero(self.held & self._placed) + len(self._extra)
         under_way = sum(block in self._to_copy for block in self._givers.asked)
         left = room - own - int(kept) - under_way

@@ -118,7 +118,7 @@ class Givers:
         """Whether its room is another one than before. Raises ProofError."""
         giver = self.peers.get(peer)
         if giver is None:
-            if len(self.peers) > limits.TEXT_MEMBERS_MAX:  # The mirrors are one more.
+            if len(self.peers) >= limits.TEXT_MEMBERS_MAX - 1:  # This node is one more.
                 return False
             giver = self._gone.pop(peer) if peer in self._gone else self.new(peer)
             self.peers[peer] = giver

@@ -15,7 +15,7 @@ The machines are the shipped `BlockKeeper` and `place_blocks`; network and edge 
 import math
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated
 
@@ -283,8 +283,7 @@ class TextTrial:
             self._repairs_s.append(self._repair(seed))
         gaps_s = {name: _share(self._repairs_s, share) for name, share in GAPS.items()}
         for seed in self._seeds:
-            for name, gap_s in gaps_s.items():
-                self._strike_apart(seed, name, gap_s)
+            self._strike_apart(seed, gaps_s)
             self._strike_together(seed)
         return TextOutcome(
             swarms=len(self._seeds),
@@ -314,14 +313,15 @@ class TextTrial:
         assert swarm.time.run_until(STRIKE_S + 600.0, swarm.is_repaired), "not repaired"
         return swarm.time.now_s - STRIKE_S
 
-    def _strike_apart(self, seed: int, name: str, gap_s: float) -> None:
+    def _strike_apart(self, seed: int, gaps_s: Mapping[str, float]) -> None:
         swarm, luck = TextSwarm(seed), random.Random(f"strike {seed}")
         swarm.time.run_until(STRIKE_S)
         swarm.vanish(luck.sample(swarm.alive, 2))
         self._lost["two"] += bool(swarm.lost)
-        swarm.time.run_until(STRIKE_S + gap_s)
-        swarm.vanish(luck.sample(swarm.alive, 1))
-        self._lost[name] += bool(swarm.lost)
+        third = swarm.members[luck.choice(swarm.alive)]
+        for name, gap_s in gaps_s.items():
+            swarm.time.run_until(STRIKE_S + gap_s)
+            self._lost[name] += bool((swarm.copies == third.keeper.held).any())
 
     def _strike_together(self, seed: int) -> None:
         has_mirror = seed % 2 == 0

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from protocol import limits
 from protocol.entry_kinds import HoldsText
 from protocol.identity import PeerId
 from protocol.serving_text import block_events as ev
@@ -456,6 +457,16 @@ def test_giver_that_becomes_slow_is_asked_for_less_at_a_time():
         counts.append(len(owed))
     assert max(counts[:8]) >= 3
     assert max(counts[14:]) == 1
+
+
+@pytest.mark.parametrize("has_mirrors", [False, True])
+def test_members_beyond_the_bound_are_left_out_and_all_can_be_placed(has_mirrors):
+    scene = Scene(keeper(has_mirrors=has_mirrors))
+    for n in range(400):
+        scene.tell(ev.MemberSeen(PeerId(n.to_bytes(4, "big") * 8), says([1])))
+    (place,) = of(ev.PlaceBlocks, scene.wait(keeping.START_S))
+    assert len(place.rooms) == limits.TEXT_MEMBERS_MAX - has_mirrors
+    place_blocks(SHAPE.root, SIZE, place.rooms)
 
 
 def test_what_is_under_way_is_bounded_however_many_give():
