@@ -287,10 +287,11 @@ class LearnedDeadline:
         """No phase is waited for any longer, whatever was learned."""
         self._rare = rare
         self._seen_s: deque[float] = deque(maxlen=SAMPLES_KEPT)
-        self._base_s = float(min(floor_s, cap_s))
+        self._base_s = self._learned_s = float(min(floor_s, cap_s))
 
     def observe(self, duration_s: float) -> None:
-        """Learn from one phase that came to its end."""
+        """Learn from one phase that came to its end. Until the round is over nobody waits less for
+        it: else all that is due later in an attempt would be due at once."""
         if self._rare("deadline-forgotten"):
             self._seen_s.clear()
         else:
@@ -301,7 +302,12 @@ class LearnedDeadline:
             # Of two the longer: a founder's first round, alone, says nothing about lines.
             rank = min(max(int(QUANTILE * (len(ordered) - 1)), 1), len(ordered) - 1)
             learned_s = MARGIN * ordered[rank]
-        self._base_s = float(min(max(learned_s, self._floor_s), self.cap_s))
+        self._learned_s = float(min(max(learned_s, self._floor_s), self.cap_s))
+        self._base_s = max(self._base_s, self._learned_s)
+
+    def round_ended(self) -> None:
+        """What was learned counts from here on."""
+        self._base_s = self._learned_s
 
     def seconds(self, time_outs: int = 0) -> float:
         """The deadline after so many time-outs in this round; growth goes beyond the cap."""

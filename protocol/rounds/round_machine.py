@@ -592,6 +592,7 @@ class RoundMachine:
         self._go_on(certificate, self._own_seal, now_s, view)
         self.idlers.saw(view.seals.head.roster, value.roster, value.round)
         self.patience.sealed(value.roster.members)
+        self._deadline.round_ended()
         self.view = self.standing.base
         for each in self.standing.under_way:
             each.suspect(self._suspects, self.convicted)

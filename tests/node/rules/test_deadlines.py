@@ -15,6 +15,7 @@ def learned(*durations_s: float, floor_s: float = 1.0, cap_s: float = 10.0) -> f
     deadline = LearnedDeadline(floor_s=floor_s, cap_s=cap_s)
     for duration_s in durations_s:
         deadline.observe(duration_s)
+        deadline.round_ended()
     return deadline.seconds()
 
 
@@ -40,6 +41,18 @@ def test_deadline_is_a_quantile_with_a_margin_between_floor_and_cap(durations_s,
 
 def test_deadline_forgets_what_is_long_past():
     assert learned(*[4.0] * 10, *[1.0] * SAMPLES_KEPT) == MARGIN
+
+
+def test_deadline_becomes_longer_at_once_and_shorter_with_the_next_round():
+    """Else all that is due later in an attempt is due at once, and who owes it is named."""
+    deadline = LearnedDeadline(floor_s=1.0, cap_s=10.0)
+    deadline.observe(3.0)
+    assert deadline.seconds() == 6.0
+    deadline.observe(0.0)
+    deadline.observe(0.0)
+    assert deadline.seconds() == 6.0
+    deadline.round_ended()
+    assert deadline.seconds() == 1.0
 
 
 def test_deadline_grows_per_time_out_beyond_the_cap_but_not_for_ever():
