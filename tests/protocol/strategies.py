@@ -38,6 +38,7 @@ from protocol.identity import PeerId
 from protocol.manifest import (
     AccessSpec,
     AdmissionSpec,
+    CorpusSpec,
     ModelSpec,
     OuterSpec,
     RunManifest,
@@ -259,6 +260,26 @@ def _models(draw: st.DrawFn) -> ModelSpec:
 
 
 @st.composite
+def _corpora(draw: st.DrawFn) -> CorpusSpec:
+    hints = fields_of(CorpusSpec)
+    size = draw(st.sampled_from((1, 2, 4)))
+    block_tokens = draw(st.integers(1024 // size, limits.CHUNK_BYTES // size))
+    found = {name: draw(values(hint)) for name, hint in hints.items()}
+    # Few enough that their tokens are a number of the wire, too.
+    blocks = draw(st.integers(1, 2**32))
+    return CorpusSpec(
+        **found
+        | {
+            "token_bytes": size,
+            "block_bytes": block_tokens * size,
+            "vocab_size": draw(st.integers(2, min(256**size, 2**31))),
+            "held_out_blocks": blocks,
+            "held_out_tokens": draw(st.integers(1, blocks * block_tokens)),
+        }
+    )
+
+
+@st.composite
 def _outers(draw: st.DrawFn) -> OuterSpec:
     return OuterSpec(**_with_sorted(draw, OuterSpec, "codec_settings"))
 
@@ -340,6 +361,7 @@ def _wants(draw: st.DrawFn) -> Want:
 
 
 SPECIAL: dict[Any, Any] = {
+    CorpusSpec: _corpora,
     Want: _wants,
     Slot: _slots,
     Have: _haves,
