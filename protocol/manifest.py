@@ -153,8 +153,8 @@ class CorpusSpec:
     held_out_text_bytes: Positive
     shuffle_blocks: Positive
     permutation_seed: int
-    tokenizer_digest: Digest = field(default=BYTES_TOKENIZER, metadata=LEFT_OUT)
-    probe_digest: Digest = field(default=bytes(32), metadata=LEFT_OUT)
+    tokenizer_digest: Digest = BYTES_TOKENIZER
+    probe_digest: Digest = bytes(32)
 
     def __post_init__(self) -> None:
         if self.vocab_size > 256**self.token_bytes:
