@@ -299,7 +299,7 @@ class Patience:
                     late[peer] = _bytes_of(view, commit[0], now_s, within_s)
         if has_said or not view.gathering().first_kept:
             for peer in awaited_haves(view).difference(late):
-                late[peer] = self.movement(peer, view, now_s)
+                late[peer] = _since_commits(view, self.movement(peer, view, now_s))
         return Stage.HAVES if has_said else Stage.PARTS, late
 
     def _late_results(
@@ -358,6 +358,16 @@ class Patience:
             left_s = (CAP_ROUNDS - self._spent.get(peer, 0.0)) * unit_s
             ends_s[peer] = free_s if peer in self._over else max(now_s, free_s) + left_s
         return ends_s
+
+
+def _since_commits(view: RoundView, found: Movement | None) -> Movement | None:
+    """What moves towards a HAVE: once all COMMITs are here nobody waits for one any more, and what
+    was heard before may have been of that."""
+    has_all = view.awaited <= view.ballots.commits.keys()
+    if found is None or not has_all:
+        return found
+    came_s = max((view.arrivals.commit_s.get(peer, 0.0) for peer in view.awaited), default=0.0)
+    return found if found.at_s > came_s else None
 
 
 def _is_ahead(view: RoundView, peer: PeerId) -> bool:

@@ -231,6 +231,17 @@ def test_steps_that_led_to_a_commit_excuse_no_have_that_is_missing():
     assert scene.beat(10.5, done=1, phase=Phase.FETCH)
 
 
+def test_what_was_fetched_before_the_last_commit_came_excuses_no_have_that_is_missing():
+    """The looser wording: whoever fetched lately is waited for, whatever it fetched then."""
+    scene = Scene(trust="open")
+    (peer,) = scene.late
+    scene.beat(10.05, done=1, phase=Phase.FETCH)
+    owe_have(scene, peer)
+    assert awaited_haves(scene.view) == {peer}
+    assert not scene.look(10.2)
+    assert scene.beat(10.5, done=2, phase=Phase.FETCH)
+
+
 def test_what_is_fetched_for_a_later_attempt_excuses_no_have_that_is_missing():
     """The looser wording: whoever fetches is waited for, in whatever attempt it is."""
     scene = Scene(trust="open")
