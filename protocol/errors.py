@@ -4,7 +4,7 @@
     ├── ConfigError            the user can mend it: a file, an argument, a key
     │   ├── ManifestError      run.toml or a manifest: unknown key, wrong type, bad value
     │   ├── ManifestMismatch   a peer trains another run; names the first differing field
-    │   └── CorpusError        the text that the manifest pins is not on this machine
+    │   └── CorpusError        a text cannot be taken, or the run's is not on this machine
     ├── PeerError              that peer did it: a strike of the named kind
     │   ├── DecodeError        bytes that are no well-formed message
     │   ├── LimitError         more than a bound of `protocol.limits` allows
@@ -68,7 +68,7 @@ def _shown(value: object) -> str:
 
 
 class CorpusError(ConfigError):
-    """The text that the manifest pins is not on this machine."""
+    """A text cannot be taken, or the one that the manifest pins is not on this machine."""
 
 
 class PeerError(BarnraiseError):
