@@ -103,7 +103,7 @@ FOUND = [
     ),
     Found(
         "commit-of-a-lost-disk",
-        4,
+        23,
         lambda: _listed_as(_listed_whoever_trained),
         "I5",
         "its residual says otherwise",
