@@ -69,7 +69,8 @@ def test_text_that_is_packed_is_found_again_until_a_file_changes(tmp_path: Path)
         done = command(tmp_path, *alone)
         assert done.returncode == 0, done.stderr
         assert len(list(stores.iterdir())) == 1
-    (tmp_path / "notes" / "note-00.md").write_text("Something else altogether. " * 40)
+    first = min((tmp_path / "notes").iterdir())
+    first.write_text("Something else altogether. " * 40)
     done = command(tmp_path, *alone, "--new")
     assert done.returncode == 0, done.stderr
     assert len(list(stores.iterdir())) == 2

@@ -24,15 +24,15 @@ def names(where: Path | str) -> list[str]:
 
 
 def test_folder_gives_its_text_files_in_the_order_of_their_names(tmp_path: Path) -> None:
-    write(tmp_path, "b.md", "a/z.txt", "a-b.txt", "a.txt", "c.jsonl.gz", "d.csv", "e.parquet")
-    write(tmp_path, "image.png", ".git/x.md", ".hidden.md", "f.tsv.zst", "g.png.gz")
+    write(tmp_path, "b.rst", "a/z.txt", "a-b.txt", "a.txt", "c.jsonl.gz", "d.csv", "e.parquet")
+    write(tmp_path, "image.png", ".git/x.rst", ".hidden.md", "f.tsv.zst", "g.png.gz")
     found = list_files(SourceSpec(str(tmp_path)))
     kinds = {file.name: (file.kind, file.compression) for file in found.files}
     assert kinds == {
         "a-b.txt": ("text", ""),
         "a.txt": ("text", ""),
         "a/z.txt": ("text", ""),
-        "b.md": ("text", ""),
+        "b.rst": ("text", ""),
         "c.jsonl.gz": ("jsonl", "gz"),
         "d.csv": ("csv", ""),
         "e.parquet": ("parquet", ""),
