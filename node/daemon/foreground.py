@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import trio
+
 from node.daemon.assembly import Node
 from node.daemon.founding import enter_key
 from node.daemon.running import RunContext, run_node
@@ -74,12 +76,14 @@ class Obtained:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obtaining:
     """What the run of a start is obtained with: the PSK of a private swarm, what waits for peers
-    that are away, and what raises ConfigError where this machine is too small for a run."""
+    that are away, what raises ConfigError where this machine is too small for a run, and what tells
+    people of work that takes long."""
 
     signer: Ed25519Signer
     psk: bytes | None
     countdown: Countdown
     check: Callable[[RunManifest], None]
+    say: Callable[[str], None]
 
 
 Obtain = Callable[[Obtaining], Awaitable[Obtained]]
@@ -106,13 +110,19 @@ def run_file_in_foreground(start: Start, path: Path, *, is_new: bool) -> int:
 
     async def obtain(given: Obtaining) -> Obtained:
         warnings: list[str] = []
-        signed, is_founded = found_or_resume(
-            path,
-            start.state,
-            given.signer,
-            time.time,
-            is_new=is_new,
-            scrutiny=Scrutiny(warn=warnings.append, check=given.check),
+        scrutiny = Scrutiny(warn=warnings.append, check=given.check, say=given.say)
+        # Packing a text takes as long as it takes, and Ctrl+C ends it: it goes on from there.
+        signed, is_founded = await trio.to_thread.run_sync(
+            partial(
+                found_or_resume,
+                path,
+                start.state,
+                given.signer,
+                time.time,
+                is_new=is_new,
+                scrutiny=scrutiny,
+            ),
+            abandon_on_cancel=True,  # type: ignore[call-arg]
         )
         how = "founded now" if is_founded else "resumed"
         return Obtained(signed, how, is_founded_here=True, warnings=tuple(warnings))
@@ -175,6 +185,7 @@ async def _serve(start: Start, obtain: Obtain, departure: Departure) -> None:
             psk=psk,
             countdown=Countdown(console, log),
             check=partial(_check_room, start, early),
+            say=partial(say, console),
         )
         obtained = await obtain(obtaining)
         manifest = obtained.signed.manifest

@@ -103,11 +103,6 @@ def _name_of(path: str) -> str:
     return f"text-{name}" if not name or name.partition("-")[0] in CORPORA else name
 
 
-def keep_store(store: Path, folder: Path) -> None:
-    """Remember in a run's folder where its token store is."""
-    write_atomically(folder / KEPT_STORE, str(store.resolve()).encode())
-
-
 def kept_store(manifest: RunManifest, given: Path | None, folder: Path) -> Path | None:
     """The folder of the run's token store: the one that the user names, which is remembered in the
     run's `folder`, or the one that was remembered; None where the text is one that machines have.
@@ -121,7 +116,7 @@ def kept_store(manifest: RunManifest, given: Path | None, folder: Path) -> Path 
                 f"{given} holds another text than the run's: its root is {root[:12]}, the run's "
                 f"{manifest.corpus.digest.hex()[:12]}"
             )
-        keep_store(given, folder)
+        write_atomically(folder / KEPT_STORE, str(given.resolve()).encode())
         return given
     try:
         with (folder / KEPT_STORE).open("rb") as file:

@@ -125,6 +125,7 @@ def build_manifest(
     *,
     warn: Callable[[str], None] = logger.warning,
     stores: Path | None = None,
+    say: Callable[[str], None] = logger.info,
 ) -> RunManifest:
     """The manifest of a new run. `path` is the file that errors name.
 
@@ -141,7 +142,7 @@ def build_manifest(
         path.parent,
         default_state() / STORES_FOLDER if stores is None else stores,
         lease_tokens=_lease_tokens(parsed),
-        say=logger.info,
+        say=say,
     )
     try:
         model, shard = _model(parsed, path, corpus.vocab_size, warn)

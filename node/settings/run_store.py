@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from node.settings.corpus_store import STORES_FOLDER, founders_store, keep_store
+from node.settings.corpus_store import STORES_FOLDER, founders_store, kept_store
 from node.settings.run_file import (
     Founder,
     build_manifest,
@@ -53,10 +53,11 @@ class FoundedRun:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scrutiny:
     """What is asked of a run before it is founded or resumed: `warn` is told what of a new one may
-    not be meant, `check` raises what is in the way of either."""
+    not be meant, `check` raises what is in the way of either; `say` is told what takes long."""
 
     warn: Callable[[str], None] = logger.warning
     check: Callable[[RunManifest], None] = lambda manifest: None
+    say: Callable[[str], None] = logger.info
 
 
 def found_or_resume(
@@ -97,8 +98,9 @@ def found_or_resume(
             if isinstance(found, ConfigError):
                 raise _damaged_run(path, folder, found)
     founder = Founder(signer.peer_id, int(wall_clock()))
+    stores = state / STORES_FOLDER
     manifest = build_manifest(
-        parsed, founder, path, warn=scrutiny.warn, stores=state / STORES_FOLDER
+        parsed, founder, path, warn=scrutiny.warn, stores=stores, say=scrutiny.say
     )
     scrutiny.check(manifest)
     signed = sign_manifest(manifest, signer)
@@ -151,7 +153,9 @@ def _store(signed: SignedManifest, path: Path, text: bytes, parsed: RunFile, sta
         kept_model_file(signed.manifest, path.parent / parsed.model.file, folder)
     if parsed.corpus.path is not None:
         stores = state / STORES_FOLDER
-        keep_store(founders_store(parsed.corpus, path.parent, stores, logger.info), folder)
+        store = founders_store(parsed.corpus, path.parent, stores, logger.info)
+        # A file of the text may have changed since the manifest was made: that is refused.
+        kept_store(signed.manifest, store, folder)
     write_atomically(folder / RUN_FILE, text)
     source = json.dumps({"source": str(path.resolve())})
     write_atomically(folder / FOUNDED_FILE, source.encode() + b"\n")

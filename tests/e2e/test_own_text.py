@@ -48,6 +48,7 @@ def test_two_nodes_train_on_a_folder_of_markdown(tmp_path: Path, tokenizer: str 
         with node(tmp_path, "b", "join", link, "--corpus", str(store), *LOOPBACK) as b:
             assert (a.exit_status(), b.exit_status()) == (0, 0), a.said() + b.said()
     assert "2 of 2 listed" in b.said()
+    assert f"the token store is {store}" in a.said()
     made = command(tmp_path, "eval", "--state", "b", "--windows", "8", "--json")
     assert made.returncode == 0, made.stderr
     found = json.loads(made.stdout.splitlines()[-1])

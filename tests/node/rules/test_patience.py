@@ -220,22 +220,13 @@ def owe_have(scene: "Scene", peer: PeerId) -> None:
         scene.view.ballots.add(BallotEntry(have.message, have.body))
 
 
-def test_steps_that_led_to_a_commit_excuse_no_have_that_is_missing():
-    """The looser wording: whoever moved lately is waited for, whatever it owes."""
+@pytest.mark.parametrize("phase", [Phase.TRAIN, Phase.FETCH])
+def test_what_was_done_before_the_last_commit_came_excuses_no_have_that_is_missing(phase):
+    """The looser wordings: whoever moved lately is waited for, whatever it owes, and whatever it
+    fetched then."""
     scene = Scene(trust="open")
     (peer,) = scene.late
-    scene.beat(10.0, done=49)
-    owe_have(scene, peer)
-    assert awaited_haves(scene.view) == {peer}
-    assert not scene.look(10.2)
-    assert scene.beat(10.5, done=1, phase=Phase.FETCH)
-
-
-def test_what_was_fetched_before_the_last_commit_came_excuses_no_have_that_is_missing():
-    """The looser wording: whoever fetched lately is waited for, whatever it fetched then."""
-    scene = Scene(trust="open")
-    (peer,) = scene.late
-    scene.beat(10.05, done=1, phase=Phase.FETCH)
+    scene.beat(10.05, done=1, phase=phase)
     owe_have(scene, peer)
     assert awaited_haves(scene.view) == {peer}
     assert not scene.look(10.2)
